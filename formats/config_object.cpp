@@ -18,7 +18,7 @@ const ordered_json* find(const void* json, std::string_view key) {
 }
 
 std::string dump(const ordered_json& v) {
-  const std::string s = v.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+  const std::string s = python_json(v);
   return s.size() <= 60 ? s : s.substr(0, 57) + "...";
 }
 

@@ -1,5 +1,8 @@
 #include "formats/guarded_json.h"
 
+#include <array>
+#include <cmath>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <unordered_map>
 #include <utility>
@@ -15,6 +18,45 @@ namespace {
 // Bytes in memory, with what the allocator and growing vectors add: of a value in its list or object, of a list or an
 // object itself, of a key with its place, and of a text; the latter two besides their characters.
 constexpr int64_t kValue = 32, kContainer = 64, kKey = 112, kText = 48;
+
+struct Word {
+  std::string_view text;
+  double value;
+};
+constexpr std::array<Word, 3> kNonFinite = {{{"NaN", std::numeric_limits<double>::quiet_NaN()},
+                                             {"Infinity", std::numeric_limits<double>::infinity()},
+                                             {"-Infinity", -std::numeric_limits<double>::infinity()}}};
+
+// A text in which every such word that stands outside of texts is a text as long as itself, so that the library reads
+// it and counts the same bytes; `values` says which of all texts, keys among them, these are.
+struct Plain {
+  std::string text{};  // "": there was none, and what was given is plain
+  std::unordered_map<size_t, double> values{};
+};
+
+Plain plain_json(std::string_view text) {
+  Plain p;
+  size_t texts = 0;
+  bool inside = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (inside && text[i] == '\\') {
+      ++i;
+    } else if (text[i] == '"') {
+      texts += !inside;
+      inside = !inside;
+    } else if (!inside && (text[i] == 'N' || text[i] == 'I' || text[i] == '-')) {
+      for (const Word& w : kNonFinite)
+        if (text.substr(i, w.text.size()) == w.text) {
+          if (p.text.empty()) p.text = text;
+          p.text.replace(i, w.text.size(), '"' + std::string(w.text.size() - 2, ' ') + '"');
+          p.values[texts++] = w.value;
+          i += w.text.size() - 1;
+          break;
+        }
+    }
+  }
+  return p;
+}
 
 // Counts what is parsed, and stops the parser by an answer of false; `problem` then says why.
 template <class Json>
@@ -49,11 +91,12 @@ class Guard : public nlohmann::json_sax<Json> {
                   std::to_string(at));
   }
 
- private:
   bool refuse(std::string what) {
     if (problem.empty()) problem = std::move(what);
     return false;
   }
+
+ private:
   bool take(int64_t bytes) {
     return (left_ -= bytes) >= 0 || refuse("its values need more than " + human_bytes(budget_.memory) +
                                            " of memory, which is the limit for such a file");
@@ -73,7 +116,8 @@ template <class Json>
 class Builder final : public Guard<Json> {
  public:
   using Base = Guard<Json>;
-  using Base::Base;
+  // `values` as plain_json() has them; they outlive the builder.
+  Builder(const JsonBudget& budget, const std::unordered_map<size_t, double>& values) : Base(budget), values_(values) {}
   Json root{};
 
   bool null() override { return Base::null() && add(nullptr); }
@@ -83,8 +127,13 @@ class Builder final : public Guard<Json> {
   bool number_float(typename Base::number_float_t v, const typename Base::string_t& s) override {
     return Base::number_float(v, s) && add(v);
   }
-  bool string(typename Base::string_t& s) override { return Base::string(s) && add(std::move(s)); }
+  bool string(typename Base::string_t& s) override {
+    if (const double* v = value_of_this_text()) return Base::number_float(*v, s) && add(*v);
+    return Base::string(s) && add(std::move(s));
+  }
   bool key(typename Base::string_t& s) override {
+    if (const double* v = value_of_this_text())
+      return Base::refuse("not JSON: the key of an object is no text but " + python_json(Json(*v)));
     if (!Base::key(s)) return false;
     open_.back().key = std::move(s);
     return true;
@@ -128,31 +177,92 @@ class Builder final : public Guard<Json> {
     return true;
   }
 
+  // Null where the text that was just read is one.
+  const double* value_of_this_text() {
+    const auto found = values_.find(texts_++);
+    return found == values_.end() ? nullptr : &found->second;
+  }
+
+  const std::unordered_map<size_t, double>& values_;
+  size_t texts_ = 0;
   std::vector<Open> open_{};
 };
 
-template <class Events>
-std::string problem_in(std::string_view text, const JsonBudget& budget, Events& events) {
+// What is wrong with the text, "" where nothing is; `root` then is its tree.
+template <class Json>
+std::string problem_in(std::string_view text, const JsonBudget& budget, Json& root) {
   if (static_cast<int64_t>(text.size()) > budget.text)
     return "has " + human_bytes(static_cast<int64_t>(text.size())) + "; such a file may have " +
            human_bytes(budget.text);
-  nlohmann::json::sax_parse(text.begin(), text.end(), &events);
-  return std::move(events.problem);
+  const Plain plain = budget.python ? plain_json(text) : Plain{};
+  if (!plain.text.empty()) text = plain.text;
+  Builder<Json> builder(budget, plain.values);
+  nlohmann::json::sax_parse(text.begin(), text.end(), &builder);
+  root = std::move(builder.root);
+  return std::move(builder.problem);
 }
 
 template <class Json>
 Json parsed(std::string_view text, const std::string& where, const JsonBudget& budget) {
-  Builder<Json> builder(budget);
-  if (const std::string problem = problem_in(text, budget, builder); !problem.empty())
+  Json root;
+  if (const std::string problem = problem_in(text, budget, root); !problem.empty())
     fail(ErrorKind::checkpoint, where + ": " + problem);
-  return std::move(builder.root);
+  return root;
 }
 
 template <class Json>
 Json parsed_or_discarded(std::string_view text, const JsonBudget& budget) {
-  Builder<Json> builder(budget);
-  if (!problem_in(text, budget, builder).empty()) return Json(Json::value_t::discarded);
-  return std::move(builder.root);
+  Json root;
+  if (!problem_in(text, budget, root).empty()) return Json(Json::value_t::discarded);
+  return root;
+}
+
+// "" where `v` is anything but a number that is not finite.
+template <class Json>
+std::string_view word_of(const Json& v) {
+  if (!v.is_number_float()) return "";
+  const double x = v.template get<double>();
+  return std::isfinite(x) ? "" : kNonFinite[std::isnan(x) ? 0 : x > 0 ? 1 : 2].text;
+}
+
+template <class Json>
+void write_python(const Json& v, int indent, int depth, std::string& out) {
+  const auto dump = [](const Json& j) { return j.dump(-1, ' ', false, Json::error_handler_t::replace); };
+  if (!v.is_structured() || v.empty()) {
+    const std::string_view word = word_of(v);
+    out += word.empty() ? dump(v) : std::string(word);
+    return;
+  }
+  const auto line = [&](int at) {
+    if (indent >= 0) (out += '\n').append(static_cast<size_t>(indent * at), ' ');
+  };
+  out += v.is_object() ? '{' : '[';
+  bool first = true;
+  for (const auto& [key, value] : v.items()) {
+    if (!first) out += ',';
+    first = false;
+    line(depth + 1);
+    if (v.is_object()) out += dump(Json(key)) + (indent >= 0 ? ": " : ":");
+    write_python(value, indent, depth + 1, out);
+  }
+  line(depth);
+  out += v.is_object() ? '}' : ']';
+}
+
+template <class Json>
+std::string python_text(const Json& v, int indent) {
+  std::string out;
+  write_python(v, indent, 0, out);
+  return out;
+}
+
+template <class Json>
+Json& put_words(Json& v) {
+  if (v.is_structured())
+    for (Json& part : v) put_words(part);
+  else if (const std::string_view word = word_of(v); !word.empty())
+    v = std::string(word);
+  return v;
 }
 
 }  // namespace
@@ -170,6 +280,12 @@ nlohmann::json json_or_discarded(std::string_view text, const JsonBudget& budget
 nlohmann::ordered_json ordered_json_or_discarded(std::string_view text, const JsonBudget& budget) {
   return parsed_or_discarded<nlohmann::ordered_json>(text, budget);
 }
+
+std::string python_json(const nlohmann::json& v, int indent) { return python_text(v, indent); }
+std::string python_json(const nlohmann::ordered_json& v, int indent) { return python_text(v, indent); }
+
+nlohmann::json with_words_for_non_finite(nlohmann::json v) { return std::move(put_words(v)); }
+nlohmann::ordered_json with_words_for_non_finite(nlohmann::ordered_json v) { return std::move(put_words(v)); }
 
 void take_apart(const std::string& where, const std::function<void()>& read) {
   try {

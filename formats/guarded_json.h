@@ -15,9 +15,11 @@ inline constexpr int kJsonDepth = 190;
 // What one file may have: bytes of text, and bytes that the values take in memory, as they are counted while parsed.
 struct JsonBudget {
   int64_t text, memory;
+  bool python = false;  // NaN, Infinity and -Infinity are numbers too, as Python's json writes and reads them
 };
-// config.json and what lies beside it: the longest, of mixtures with a rule for each linear, have some 10 MB.
-inline constexpr JsonBudget kConfigJson = {int64_t{32} << 20, int64_t{96} << 20};
+// config.json and what lies beside it: the longest, of mixtures with a rule for each linear, have some 10 MB. Python
+// wrote them, so whoever takes a number from one asks whether it is finite.
+inline constexpr JsonBudget kConfigJson = {int64_t{32} << 20, int64_t{96} << 20, true};
 // A record for every tensor or linear, of which the largest mixtures have some 100,000; or a tokenizer of some
 // 300,000 entries and 600,000 merges, which counts 150 MB.
 inline constexpr JsonBudget kTableJson = {int64_t{128} << 20, int64_t{320} << 20};
@@ -32,6 +34,13 @@ nlohmann::ordered_json parse_ordered_json(std::string_view text, const std::stri
 // The same, but a discarded value where that fails: for files that need not be ours, or were being written.
 nlohmann::json json_or_discarded(std::string_view text, const JsonBudget&);
 nlohmann::ordered_json ordered_json_or_discarded(std::string_view text, const JsonBudget&);
+
+// The text of a tree with numbers that are not finite spelled as Python spells them; all else as dump(indent) has it.
+std::string python_json(const nlohmann::json&, int indent = -1);
+std::string python_json(const nlohmann::ordered_json&, int indent = -1);
+// The same tree with texts in place of such numbers, for files of ours that any reader of JSON is to read.
+nlohmann::json with_words_for_non_finite(nlohmann::json);
+nlohmann::ordered_json with_words_for_non_finite(nlohmann::ordered_json);
 
 // Runs `read`, which takes a tree apart; what the library says of a missing key or another type becomes
 // Error{checkpoint} "where: …".

@@ -261,7 +261,7 @@ class FileCheck {
   // What config.json says of the model, key by key.
   void check_config() {
     const Json then = report_.contains("config") ? report_["config"] : Json();
-    const Json now = json_or_discarded(text_or_empty(dir_ / "config.json"), kTableJson);
+    const Json now = with_words_for_non_finite(json_or_discarded(text_or_empty(dir_ / "config.json"), kConfigJson));
     if (!then.is_object() || !now.is_object()) return;  // a file that is no JSON differs from its digest
     const auto shown = [](const Json& j, const std::string& key) {
       return j.contains(key) ? j[key].dump(-1, ' ', false, Json::error_handler_t::replace).substr(0, 80) : "not there";

@@ -31,12 +31,39 @@ std::vector<std::string> unknown_matrices(const Checkpoint& c) {
   return names;
 }
 
+std::vector<std::string> unknown_stacks(const Checkpoint& c) {
+  std::vector<std::string> names;
+  for (const auto& [name, info] : c.store.index().tensors)
+    if (info.shape.rank() == 3 && glob_match("*.experts.*_proj", name)) names.push_back(name);
+  return names;
+}
+
+namespace {
+
+// Of a stack "….experts.gate_up_proj": "….experts", then "….experts.0.gate_proj" and so on.
+std::vector<std::string> modules_of_stack(const std::string& stack, int64_t experts) {
+  const size_t dot = stack.rfind('.');
+  const std::string all = stack.substr(0, dot), linear = stack.substr(dot + 1);
+  std::vector<std::string> names = {all};
+  for (int64_t e = 0; e < experts; ++e)
+    for (const char* part : {"gate_proj", "up_proj", "down_proj"})
+      if (linear == part || (linear == "gate_up_proj" && part != std::string("down_proj")))
+        names.push_back(all + '.' + std::to_string(e) + '.' + part);
+  return names;
+}
+
+}  // namespace
+
 std::vector<std::string> always_dense(const Checkpoint& c) {
   std::vector<std::string> names = routers_of(c.spec);
   names.erase(std::remove_if(names.begin(), names.end(), [&](const std::string& name) { return c.packed(name); }),
               names.end());
   const Family* family = find_family(c.spec.arch);
-  for (std::string& name : unknown_matrices(c)) {
+  std::vector<std::string> unknown = unknown_matrices(c);
+  for (const std::string& stack : unknown_stacks(c))
+    for (std::string& name : modules_of_stack(stack, c.store.find(stack)->shape[0]))
+      if (std::find(unknown.begin(), unknown.end(), name) == unknown.end()) unknown.push_back(std::move(name));
+  for (std::string& name : unknown) {
     if (family && !starts_with(name, "model.") && !kept_outside(*family, name).empty())
       names.push_back("model." + name);
     names.push_back(std::move(name));

@@ -15,8 +15,12 @@ std::vector<NamedLinear> projects_of(const ModelSpec&);
 // towers): they stay as they are, and configs list them among what is not quantized.
 std::vector<std::string> unknown_matrices(const Checkpoint&);
 
-// Modules that stay dense whatever the recipe, as configs list them: routers, and unknown_matrices(), the latter also
-// by the names that loaders give them which keep what stands around a language model below "model.".
+// Experts outside the op list (of MTP layers) that lie in one tensor [experts, outputs, inputs]: its name.
+std::vector<std::string> unknown_stacks(const Checkpoint&);
+
+// Modules that stay dense whatever the recipe, as configs list them: routers, unknown_matrices(), and of
+// unknown_stacks() the module of all experts and every expert's linears, for loaders differ in which they ask about;
+// what is unknown also by the names that loaders give it which keep what stands around a language model below "model.".
 std::vector<std::string> always_dense(const Checkpoint&);
 
 // Whether a tensor is one of those that hold a packed linear (not its bias, nor scales of a key/value cache

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <numbers>
 
@@ -31,7 +32,7 @@ const json* member(const json& o, const std::string& key) {
 }
 
 std::string shown(const json& v) {
-  const std::string s = v.dump(-1, ' ', false, json::error_handler_t::replace);
+  const std::string s = python_json(v);
   return s.size() <= 60 ? s : s.substr(0, 57) + "...";
 }
 
@@ -48,6 +49,7 @@ int64_t as_i64(const std::string& where, const std::string& key, const json* v) 
 
 double as_f64(const std::string& where, const std::string& key, const json* v) {
   if (!v || !v->is_number()) wrong_type(where, key, "a number", v);
+  if (!std::isfinite(v->get<double>())) wrong_type(where, key, "a finite number", v);
   return v->get<double>();
 }
 
@@ -144,6 +146,31 @@ std::vector<std::string> ConfigView::str_list(const std::string& key) const {
   std::vector<std::string> out;
   for (const json& e : *v) out.push_back(as_str(where(), key, &e));
   return out;
+}
+
+namespace {
+
+// A number that may be infinite, as transformers 5 writes it too: {"__float__": "Infinity"}.
+std::optional<double> end_of_interval(const json& v) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  if (const json* tagged = v.is_object() ? member(v, "__float__") : nullptr)
+    return *tagged == "Infinity"    ? std::optional(kInfinity)
+           : *tagged == "-Infinity" ? std::optional(-kInfinity)
+                                    : std::nullopt;
+  if (!v.is_number() || std::isnan(v.get<double>())) return std::nullopt;
+  return v.get<double>();
+}
+
+}  // namespace
+
+std::pair<double, double> ConfigView::interval(const std::string& key) const {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  const json* v = member(impl_->root, key);
+  if (!v) return {-kInfinity, kInfinity};
+  if (v->is_array() && v->size() == 2)
+    if (const auto low = end_of_interval((*v)[0]), high = end_of_interval((*v)[1]); low && high && *low <= *high)
+      return {*low, *high};
+  wrong_type(where(), key, "two numbers, the lower one first", v);
 }
 
 void ConfigView::must_equal(const std::string& key, const std::string& value) const {
@@ -299,7 +326,7 @@ void divide_by(const RopeSettings& s, const std::string& key, std::vector<double
          fmt::format("{}: {}: expected {}, found {} entries", s.where, at, expected, factors->size()));
   for (size_t i = 0; i < inv_freq.size(); ++i) {
     const json& entry = (*factors)[i];
-    if (!entry.is_number() || !(entry.get<double>() > 0))
+    if (!entry.is_number() || !(entry.get<double>() > 0) || std::isinf(entry.get<double>()))
       wrong_type(s.where, fmt::format("{}[{}]", at, i), "a number above 0", &entry);
     inv_freq[i] /= entry.get<double>();
   }

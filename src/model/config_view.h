@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "src/model/model_spec.h"
@@ -43,6 +44,8 @@ class ConfigView {
   std::string str(const std::string& key, const std::string& fallback) const;
   std::vector<int64_t> i64_list(const std::string& key) const;      // a number counts as a list of one; absent: {}
   std::vector<std::string> str_list(const std::string& key) const;  // absent: {}
+  // The two ends of an interval, of which either may be infinite; absent: all numbers. Every other number is finite.
+  std::pair<double, double> interval(const std::string& key) const;
   // Refuses what we do not implement: Error{unsupported} with key, found and the accepted value.
   void must_equal(const std::string& key, const std::string& value) const;  // absent passes
   void must_be_false(const std::string& key) const;                         // absent passes

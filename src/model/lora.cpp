@@ -55,7 +55,8 @@ std::map<std::string, double> pattern_of(const Json& j, const char* key, const s
   std::map<std::string, double> out;
   if (!j.contains(key) || j[key].is_null()) return out;
   for (const auto& [module, value] : j[key].items()) {
-    if (!value.is_number() || module.find_first_of("*+?()[]|^$\\") != std::string::npos)
+    if (!value.is_number() || !std::isfinite(value.get<double>()) ||
+        module.find_first_of("*+?()[]|^$\\") != std::string::npos)
       fail(ErrorKind::unsupported,
            fmt::format("{}: {}.{}: expected a module's name and a number, found a pattern; merge "
                        "it with PEFT's merge_and_unload() first",
@@ -87,7 +88,7 @@ AdapterConfig config_of(const std::string& text, const std::string& where) {
   refuse_other_kinds(j, where);
   AdapterConfig c;
   for (const auto& [key, to] : {std::pair{"r", &c.r}, {"lora_alpha", &c.alpha}}) {
-    if (!j.contains(key) || !j[key].is_number() || !(j[key].get<double>() > 0))
+    if (!j.contains(key) || !j[key].is_number() || !(j[key].get<double>() > 0) || std::isinf(j[key].get<double>()))
       fail(ErrorKind::checkpoint, fmt::format("{}: {}: expected a number above 0, found {}", where, key,
                                               j.contains(key) ? j[key].dump() : "nothing"));
     *to = j[key].get<double>();

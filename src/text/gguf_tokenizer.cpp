@@ -64,10 +64,10 @@ std::string read_file(const fs::path& path) {
   return fs::exists(path, ignored) ? json_text(path, kTableJson) : "";
 }
 
-json parse_file(const fs::path& path) {
+json parse_file(const fs::path& path, const JsonBudget& budget) {
   const std::string text = read_file(path);
   if (text.empty()) return json::object();
-  json tree = parse_json(text, path.string(), kTableJson);
+  json tree = parse_json(text, path.string(), budget);
   if (!tree.is_object()) fail(ErrorKind::checkpoint, path.string() + ": expected a JSON object");
   return tree;
 }
@@ -165,7 +165,7 @@ std::string chat_template(const fs::path& dir, const json& config) {
 }
 
 void put_special(const fs::path& dir, const TokenizerFile& f, const Tokens& tokens, gguf::Metadata& m) {
-  const json config = parse_file(dir / "tokenizer_config.json");
+  const json config = parse_file(dir / "tokenizer_config.json", kConfigJson);
   const auto id_of = [&](const std::string& text) {
     const auto it = text.empty() ? tokens.text.end() : std::find(tokens.text.begin(), tokens.text.end(), text);
     return it == tokens.text.end() ? -1 : it - tokens.text.begin();
@@ -173,7 +173,7 @@ void put_special(const fs::path& dir, const TokenizerFile& f, const Tokens& toke
   int64_t bos = -1, eos = -1;
   for (const auto& [key, name, id] : {std::tuple{"bos_token", "bos", &bos}, {"eos_token", "eos", &eos}}) {
     *id = id_of(token_text(config, key));
-    const json ids = parse_file(dir / "config.json");
+    const json ids = parse_file(dir / "config.json", kConfigJson);
     const std::string in_config = std::string(name) + "_token_id";
     if (*id < 0 && ids.contains(in_config) && ids[in_config].is_number_integer()) *id = ids[in_config].get<int64_t>();
     if (*id >= 0) m.set("tokenizer.ggml." + in_config, static_cast<uint32_t>(*id));
@@ -304,7 +304,7 @@ gguf::Metadata tokenizer_to_gguf(const fs::path& dir, int64_t vocab) {
   const TokenizerFile f = read_tokenizer_file(path);  // checks all that is read below
   if (!std::holds_alternative<BpeModel>(f.model))
     fail(ErrorKind::unsupported, path.string() + ": model.type: only BPE can be written as GGUF here");
-  const json tokenizer = parse_file(path);
+  const json tokenizer = parse_file(path, kTableJson);
   const Tokens tokens = tokens_of(f, vocab);
   if (f.bpe().bytes) {
     m.set("tokenizer.ggml.model", std::string("llama"));

@@ -44,6 +44,44 @@ TEST_F(Evaluate, ProtocolsEqualTransformers) {
   }
 }
 
+// Every golden folder: the command's float32 figure is the reference implementation's.
+TEST_F(Evaluate, TheLossOfEveryGolden) {
+  FEWBIT_NEEDS_REFERENCE("goldens/models");
+  int models = 0;
+  for (const auto& entry : fs::directory_iterator(reference("goldens/models"))) {
+    const fs::path golden = entry.path() / "golden.safetensors";
+    if (!fs::exists(golden)) continue;
+    const double expected = Golden("goldens/models/" + entry.path().filename().string() + "/golden.safetensors")
+                                .get("mean_nll")
+                                .as<float>()[0];
+    const Json j = json("evaluate perplexity " + entry.path().string() + " --data " + golden.string() +
+                        " --dtype float32 --device cpu --quiet");
+    EXPECT_NEAR(j["mean_nll"].get<double>(), expected, expected * tol::kNll) << entry.path();
+    ++models;
+  }
+  EXPECT_GT(models, 0);
+}
+
+// A published FP8 checkpoint in float32 is its codes times their scales, and the command says so; in bf16, and of what
+// fewbit itself wrote, inputs are rounded as an engine rounds them.
+TEST_F(Evaluate, SaysWhetherInputsAreRounded) {
+  FEWBIT_NEEDS_REFERENCE("goldens/models/deepseek-v3-fp8");
+  const std::string model = reference("goldens/models/deepseek-v3-fp8").string(),
+                    data = " --device cpu --data " + model + "/golden.safetensors";
+  const ProcessResult exact = run("evaluate perplexity " + model + data + " --dtype float32");
+  EXPECT_NE((exact.out + exact.err).find("inputs stay unrounded"), std::string::npos) << exact.out << exact.err;
+  EXPECT_EQ(json("evaluate perplexity " + model + data + " --dtype float32")["inputs"], "exact");
+  EXPECT_EQ(json("evaluate perplexity " + model + data)["inputs"], "rounded");
+  EXPECT_EQ(json("evaluate compare " + model + " " + model + data + " --dtype float32")["base_perplexity"],
+            json("evaluate perplexity " + model + data + " --dtype float32")["perplexity"]);
+  done("quantize 'fp8 block128' " + kDemo + " own --format fp8 --device cpu");
+  const std::string own = "evaluate perplexity own --dtype float32" + kShort;
+  const Json rounded = json(own);
+  EXPECT_EQ(rounded["inputs"], "rounded");
+  fs::remove(dir / "own/quant_report.json");  // as others would publish it
+  EXPECT_NE(json(own)["mean_nll"], rounded["mean_nll"]);
+}
+
 TEST_F(Evaluate, ProtocolsAndOffload) {
   const Json plain = json("evaluate perplexity" + kShort);
   EXPECT_EQ(plain["tokens"], 3 * 127);

@@ -8,6 +8,7 @@
 #include "src/core/files/sha256.h"
 #include "src/eval/verify_files.h"
 #include "tests/support/command_test.h"
+#include "tests/support/tolerance.h"
 
 namespace fewbit::test {
 namespace {
@@ -37,6 +38,34 @@ class Verify : public CommandTest {
     return std::any_of(all.begin(), all.end(), [&](const VerifyProblem& p) { return p.file == file; });
   }
 };
+
+// A config that Python wrote, as Nemotron-H is published: numbers that are no JSON go through every command, and the
+// folder that is written has them still.
+TEST_F(Verify, AConfigWithNumbersThatAreNotFinite) {
+  const std::string golden = "goldens/models/nemotron-h";
+  FEWBIT_NEEDS_REFERENCE(golden);
+  fs::create_directory(dir / "m");
+  fs::copy_file(reference(golden + "/model.safetensors"), dir / "m/model.safetensors");
+  Json config = Json::parse(bytes_of_file(reference(golden + "/config.json")));
+  config.erase("hybrid_override_pattern");
+  config.erase("num_hidden_layers");
+  config["layers_block_type"] = {"mamba", "mlp", "mamba", "attention", "mamba", "moe"};
+  std::string text = config.dump(2);
+  text.insert(text.find('{') + 1, "\n  \"time_step_limit\": [\n    0.0,\n    Infinity\n  ],\n  \"of_others\": NaN,");
+  write("m/config.json", text);
+  const std::string data = reference(golden + "/golden.safetensors").string();
+  const double expected = Golden(golden + "/golden.safetensors").get("mean_nll").as<float>()[0];
+  EXPECT_NEAR(json("evaluate perplexity m --dtype float32 --device cpu --data " + data)["mean_nll"].get<double>(),
+              expected, expected * tol::kNll);
+  done("quantize rtn m out --device cpu");
+  EXPECT_NE(read("out/config.json").find("\"time_step_limit\": [\n    0.0,\n    Infinity\n  ]"), std::string::npos);
+  EXPECT_NE(read("out/config.json").find("\"of_others\": NaN"), std::string::npos);
+  EXPECT_EQ(Json::parse(read("out/quant_report.json"))["config"]["time_step_limit"][1], "Infinity") << "JSON for all";
+  done("evaluate verify out --device cpu");
+  std::string changed = read("out/config.json");
+  write("out/config.json", changed.replace(changed.find("Infinity"), 8, "-Infinity"));
+  EXPECT_TRUE(names(files_of("out").problems, "config.json"));
+}
 
 // A random bit of a random file, half of those of weights in the header, whose bytes are few.
 TEST_F(Verify, FindsEveryFlippedBitAndNamesIt) {

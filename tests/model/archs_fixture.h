@@ -9,6 +9,7 @@
 #include <variant>
 #include <vector>
 
+#include "formats/guarded_json.h"
 #include "src/model/archs.h"
 
 namespace fewbit::test {
@@ -30,7 +31,9 @@ inline json llama() {
           {"bos_token_id", 0}};
 }
 
-inline ModelSpec spec_of(const json& config) { return build_spec(ConfigView::parse(config.dump(), "config.json")); }
+inline ModelSpec spec_of(const json& config) {
+  return build_spec(ConfigView::parse(python_json(config), "config.json"));
+}
 
 inline std::string refusal(const json& config, ErrorKind kind) {
   try {

@@ -1,6 +1,7 @@
 // Families whose blocks differ from Llama's in factors, in what a layer sees, in what it takes from other layers, or in
 // having a mixer alone: what their configs say of that, and what is refused by name.
 #include <cstring>
+#include <limits>
 
 #include "formats/container.h"
 #include "src/model/op_slots.h"
@@ -261,6 +262,84 @@ TEST(NemotronH, AMixerALayerByItsPattern) {
   c = nemotron();
   c["moe_latent_size"] = 8;
   EXPECT_TRUE(says(refusal(c, ErrorKind::unsupported), {"moe_latent_size"}));
+}
+
+// What transformers 5 writes: words in a list, which may say alone how many layers there are.
+TEST(NemotronH, AMixerALayerByItsList) {
+  const ModelSpec by_letters = spec_of(nemotron());
+  for (const std::vector<std::string>& words : {std::vector<std::string>{"linear_attention", "full_attention", "moe"},
+                                                std::vector<std::string>{"mamba", "attention", "moe"}}) {
+    json c = nemotron();
+    c.erase("hybrid_override_pattern");
+    c.erase("num_hidden_layers");
+    c["layers_block_type"] = words;
+    const ModelSpec s = spec_of(c);
+    ASSERT_EQ(s.layers, 3);
+    for (int64_t layer = 0; layer < 3; ++layer)
+      EXPECT_EQ(s.block(layer).size(), by_letters.block(layer).size()) << layer;
+    c["num_hidden_layers"] = 4;
+    EXPECT_TRUE(says(refusal(c, ErrorKind::checkpoint), {"layers_block_type", "expected 4 words", "moe"}));
+    c["num_hidden_layers"] = 3;
+    c["layers_block_type"][1] = "sliding";
+    EXPECT_TRUE(says(refusal(c, ErrorKind::checkpoint), {"layers_block_type", "found", "sliding"}));
+  }
+}
+
+// The scan has no limits of its own: what has none is read, what has some is refused by name.
+TEST(StateSpaces, LimitsOfTheSteps) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  json granite = of_class("GraniteMoeHybridForCausalLM");
+  granite.update({{"layer_types", {"mamba", "attention", "mamba"}},
+                  {"mamba_n_heads", 8},
+                  {"mamba_d_head", 16},
+                  {"mamba_d_state", 32},
+                  {"shared_intermediate_size", 40}});
+  for (const json& family : {nemotron(), granite})
+    for (const char* key : {"time_step_limit", "mamba_dt_limit"}) {
+      json c = family;
+      c[key] = {0.0, kInfinity};
+      EXPECT_EQ(spec_of(c).layers, 3);
+      c[key] = {0.0, {{"__float__", "Infinity"}}};  // transformers 5
+      EXPECT_EQ(spec_of(c).layers, 3);
+      c[key] = {0.001, kInfinity};
+      EXPECT_TRUE(says(refusal(c, ErrorKind::unsupported), {key, "found [0.001, inf]", "[0, Infinity]"}));
+      c[key] = {0.0, 0.1};
+      EXPECT_TRUE(says(refusal(c, ErrorKind::unsupported), {key, "found [0, 0.1]"}));
+      for (const json& wrong : {json::array({0.0, std::numeric_limits<double>::quiet_NaN()}), json::array({1}),
+                                json::array({kInfinity, 0}), json("Infinity")}) {
+        c[key] = wrong;
+        EXPECT_TRUE(says(refusal(c, ErrorKind::checkpoint), {key, "two numbers"})) << python_json(wrong);
+      }
+    }
+}
+
+// As transformers 5 saves it, with a config of the language model and its tensors below another name.
+TEST(Qwen25Vl, WithAConfigOfItsLanguageModel) {
+  json c = of_class("Qwen2_5_VLForConditionalGeneration");
+  EXPECT_EQ(spec_of(c).prefix(1), "model.layers.1.");
+  json text = c;
+  text.erase("architectures");
+  const json saved = {{"architectures", c["architectures"]}, {"model_type", "qwen2_5_vl"}, {"text_config", text}};
+  const ModelSpec s = spec_of(saved);
+  EXPECT_EQ(s.hidden, 64);
+  EXPECT_EQ(s.prefix(1), "model.language_model.layers.1.");
+  EXPECT_EQ(s.embed, "model.language_model.embed_tokens.weight");
+  EXPECT_EQ(s.lm_head, "lm_head.weight");
+}
+
+TEST(Numbers, MustBeFinite) {
+  for (const double v : {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
+    json c = llama();
+    c["rms_norm_eps"] = v;
+    EXPECT_TRUE(says(refusal(c, ErrorKind::checkpoint),
+                     {"rms_norm_eps", "a finite number, found ", python_json(json(v)).c_str()}));
+    c = llama();
+    c["hidden_size"] = v;
+    EXPECT_TRUE(says(refusal(c, ErrorKind::checkpoint), {"hidden_size", "an integer"}));
+    c = llama();
+    c["rope_theta"] = v;
+    EXPECT_TRUE(says(refusal(c, ErrorKind::checkpoint), {"rope_theta", "a finite number"}));
+  }
 }
 
 }  // namespace

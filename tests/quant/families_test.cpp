@@ -5,11 +5,14 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <set>
 
+#include "src/core/digest.h"
 #include "src/eval/perplexity.h"
 #include "src/eval/verify.h"
 #include "src/model/synth/synth.h"
@@ -42,6 +45,34 @@ void expect_carried(const Checkpoint& from, const Checkpoint& to) {
 // Random models that enlarge what rounding does to their states: docs/families.md, "In bf16".
 bool enlarges(const Checkpoint& c) {
   return has_state(c.spec) || c.spec.arch.starts_with("Gemma4") || c.spec.arch.starts_with("GptOss");
+}
+
+// The files of tokenizers and processors have the bytes they had, whatever stands in them: line ends, no end at all,
+// numbers that are no JSON, bytes that are no text.
+TEST(Companions, HaveTheBytesTheyHad) {
+  const std::string folder = "goldens/models/qwen2.5-vl";
+  FEWBIT_NEEDS_REFERENCE(folder + "/golden.safetensors");
+  const TempDir dir;
+  namespace fs = std::filesystem;
+  fs::create_directory(dir / "m");
+  for (const char* name : {"config.json", "model.safetensors"})
+    fs::copy_file(reference(folder + "/" + name), dir / "m" / name);
+  const std::map<std::string, std::string> files = {
+      {"preprocessor_config.json",
+       "{\r\n \"size\":{ \"shortest_edge\" : 3136 },\t\"rescale_factor\": 0.00392156862745098}"},
+      {"processor_config.json", "{\"image_seq_len\": NaN,\n\n}\n\n"},
+      {"generation_config.json", "{\"temperature\": 1e-06, \"eos_token_id\": [2, 1]}"},
+      {"chat_template.jinja", "{% for m in messages %}\xC3\xA9{{ m }} \n\xFF{% endfor %}"}};
+  for (const auto& [name, bytes] : files) std::ofstream(dir / "m" / name, std::ios::binary) << bytes;
+  Exec ex = Exec::cpu();
+  const Checkpoint c = Checkpoint::open(dir / "m");
+  const std::string recipe = "rtn int4 g16 format=compressed-tensors";
+  const QuantPlan plan = make_plan(c, {.base = parse_recipe(recipe)});
+  run_pipeline(ex, c, plan, {}, {.recipe = recipe, .out = dir / "out"});
+  for (const auto& [name, bytes] : files) {
+    EXPECT_EQ(bytes_of_file(dir / "out" / name), bytes) << name;
+    EXPECT_EQ(digest_of_file(dir / "out" / name), digest_of_file(dir / "m" / name)) << name;
+  }
 }
 
 class FamilyRun : public ::testing::TestWithParam<Case> {};

@@ -131,5 +131,67 @@ TEST(FamilyKeeps, WhatIsNotPartOfTheOpListIsInThePlan) {
     EXPECT_NE(all.find(words), std::string::npos) << words << " in\n" << all;
 }
 
+// Experts of a layer that predicts further tokens lie in stacks, which are no linears to us and are to loaders: the
+// config lists them by every name that one may ask about.
+TEST(FamilyKeeps, StacksOfExpertsThatTravelAreIgnored) {
+  FEWBIT_NEEDS_REFERENCE("goldens/models/qwen3.5-moe");
+  const Checkpoint c = Checkpoint::open(reference("goldens/models/qwen3.5-moe"));
+  const QuantPlan plan = make_plan(c, {.base = parse_recipe("rtn int4 g16 format=compressed-tensors")});
+  const std::string config = plan.format->write_config(summary_of(c, plan));
+  for (const char* name : {"\"mtp.layers.0.mlp.experts\"", "\"mtp.layers.0.mlp.experts.5.gate_proj\"",
+                           "\"mtp.layers.0.mlp.experts.0.up_proj\"", "\"mtp.layers.0.mlp.experts.3.down_proj\"",
+                           "\"model.mtp.layers.0.mlp.experts.3.down_proj\""})
+    EXPECT_NE(config.find(name), std::string::npos) << name;
+  EXPECT_EQ(config.find("\"model.language_model.layers.0.mlp.experts"), std::string::npos) << "those are packed";
+  int64_t matrices = 0;
+  for (const KeptGroup& k : plan.kept)
+    if (k.reason.find("predicts further tokens") != std::string::npos) matrices = k.matrices;
+  EXPECT_EQ(matrices, 10 + 2 * 6) << "10 matrices, and two stacks of 6 experts";
+}
+
+// The reason that a plan gives is that of the tensor, not of one family's.
+TEST(FamilyKeeps, EveryReasonIsTheTensorsOwn) {
+  struct Case {
+    const char *golden, *name, *reason;
+  };
+  for (const Case& k : {Case{"deepseek-v32-topk12", "self_attn.indexer.", "chooses the keys"},
+                        Case{"deepseek-v4", "compressor.", "keys of blocks of tokens"},
+                        Case{"kimi-linear", "f_a_proj", "scale every feature of a head"},
+                        Case{"gemma4-e2b", "per_layer_input_gate", "what a token alone gives"},
+                        Case{"qwen3.5", "in_proj_b", "a few outputs"}}) {
+    const std::string golden = std::string("goldens/models/") + k.golden;
+    FEWBIT_NEEDS_REFERENCE(golden);
+    const Checkpoint c = Checkpoint::open(reference(golden));
+    const QuantPlan plan = make_plan(c, {.base = parse_recipe("rtn int4 g16 format=compressed-tensors")});
+    bool found = false;
+    for (const KeptGroup& group : plan.kept)
+      found |= group.first.find(k.name) != std::string::npos && group.reason.find(k.reason) != std::string::npos;
+    EXPECT_TRUE(found) << k.golden << " " << k.name;
+  }
+}
+
+// Where no rounding is learned the note says what of the block has no gradient.
+TEST(FamilyKeeps, WhyNoRoundingIsLearned) {
+  struct Case {
+    const char *golden, *what;
+  };
+  for (const Case& k :
+       {Case{"qwen3.5", "a delta rule"}, Case{"gemma4-e2b", "what a token alone gives"}, Case{"cohere2", "norms that"},
+        Case{"qwen3-moe", "a mixture of experts"}, Case{"nemotron-h", "a state space"}}) {
+    const std::string golden = std::string("goldens/models/") + k.golden;
+    FEWBIT_NEEDS_REFERENCE(golden);
+    const Checkpoint c = Checkpoint::open(reference(golden));
+    const QuantPlan plan = make_plan(c, {.base = parse_recipe("gptq int3 g16 effort=best")});
+    std::string all;
+    for (const PlannedLinear& p : plan.linears) all += p.note + "\n";
+    EXPECT_NE(all.find(std::string("no learned rounding in blocks with ") + k.what), std::string::npos)
+        << k.golden << "\n"
+        << all;
+    EXPECT_EQ(all.find("experts") != std::string::npos,
+              std::string(k.golden).find("moe") != std::string::npos || k.golden == std::string("nemotron-h"))
+        << k.golden;
+  }
+}
+
 }  // namespace
 }  // namespace fewbit::test

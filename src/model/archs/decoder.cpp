@@ -34,7 +34,9 @@ DecoderSizes decoder_sizes(const ConfigView& c) {
   for (const char* other : {"moe_intermediate_size", "block_ff_dim"})
     if (!c.has(width) && c.has(other)) width = other;
   s.intermediate = size_key(c, width);
-  s.layers = size_key(c, "num_hidden_layers");
+  const std::vector<std::string> words = c.str_list("layers_block_type");  // may say the number of layers alone
+  s.layers = words.empty() ? size_key(c, "num_hidden_layers")
+                           : size_key(c, "num_hidden_layers", static_cast<int64_t>(words.size()));
   s.vocab = size_key(c, "vocab_size");
   s.positions = size_key(c, "max_position_embeddings", 2048);
   s.heads = static_cast<int>(size_key(c, "num_attention_heads"));

@@ -14,7 +14,8 @@ struct Mamba2Sizes {
 };
 
 // h = out_proj(norm(silu(z) * scan(x, B, C, dt))), where in_proj of h is z, x, B, C and dt; the tensors' names begin
-// with `prefix`, "mixer.". Error{checkpoint} where the groups do not divide the heads.
+// with `prefix`, "mixer.". Error{checkpoint} where the groups do not divide the heads, Error{unsupported} where the
+// config limits the steps.
 std::vector<BlockOp> mamba2(const ConfigView&, const DecoderSizes&, const std::string& prefix, const Mamba2Sizes&);
 
 }  // namespace fewbit

@@ -76,17 +76,41 @@ std::vector<BlockOp> experts(const ConfigView& c, const DecoderSizes& s) {
   return ops;
 }
 
+constexpr std::string_view kLetters = "M*-E";
+
+// A letter for each layer: hybrid_override_pattern, or the words of transformers 5 (and those of its first releases) in
+// layers_block_type.
+std::string pattern_of(const ConfigView& c, const DecoderSizes& s) {
+  std::string key = "hybrid_override_pattern", letters;
+  if (c.has("layers_block_type")) {
+    key = "layers_block_type";
+    for (const std::string& word : c.str_list(key))
+      letters += word == "linear_attention" || word == "mamba"     ? 'M'
+                 : word == "full_attention" || word == "attention" ? '*'
+                 : word == "mlp"                                   ? '-'
+                 : word == "moe"                                   ? 'E'
+                                                                   : '?';
+  } else {
+    letters = c.str(key);
+  }
+  if (static_cast<int64_t>(letters.size()) != s.layers || letters.find_first_not_of(kLetters) != std::string::npos)
+    fail(ErrorKind::checkpoint,
+         key == "layers_block_type"
+             ? fmt::format("{}: {}: expected {} words of linear_attention, full_attention, mlp and moe, found {}",
+                           c.where(), key, s.layers, fmt::join(c.str_list(key), ", "))
+             : fmt::format("{}: {}: expected {} letters of {}, found \"{}\"", c.where(), key, s.layers, kLetters,
+                           letters));
+  return letters;
+}
+
 ModelSpec arch_nemotron_h(const ConfigView& c) {
   DecoderSizes s = decoder_sizes(c);
   s.eps = static_cast<float>(c.f64("layer_norm_epsilon", c.f64("norm_eps", 1e-5)));
-  const std::string letters = "M*-E", pattern = c.str("hybrid_override_pattern");
-  if (static_cast<int64_t>(pattern.size()) != s.layers || pattern.find_first_not_of(letters) != std::string::npos)
-    fail(ErrorKind::checkpoint, fmt::format("{}: hybrid_override_pattern: expected {} letters of {}, found \"{}\"",
-                                            c.where(), s.layers, letters, pattern));
-  std::vector<std::vector<BlockOp>> variants(letters.size());
+  const std::string pattern = pattern_of(c, s);
+  std::vector<std::vector<BlockOp>> variants(kLetters.size());
   std::vector<int> variant_of_layer;
   for (const char letter : pattern) {
-    const size_t which = letters.find(letter);
+    const size_t which = kLetters.find(letter);
     variant_of_layer.push_back(static_cast<int>(which));
     if (!variants[which].empty()) continue;
     std::vector<BlockOp> ops = {Norm{S::x, S::h, NormKind::rms, "norm", s.hidden, s.eps}};

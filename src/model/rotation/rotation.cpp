@@ -41,7 +41,7 @@ ConfigView untied(const ConfigView& config) {
   auto j = parse_ordered_json(config.text(), config.where(), kConfigJson);
   j["tie_word_embeddings"] = false;
   if (j.contains("text_config") && j["text_config"].is_object()) j["text_config"]["tie_word_embeddings"] = false;
-  return ConfigView::parse(j.dump(2), config.where());
+  return ConfigView::parse(python_json(j, 2), config.where());
 }
 
 // Columns times the weight of a norm.

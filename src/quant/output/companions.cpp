@@ -133,7 +133,7 @@ void write_config(const Checkpoint& c, const CheckpointFormat& format, const Qua
       write_text(dir / side.name, side.text + "\n");
     }
   }
-  write_text(dir / "config.json", config.dump(2) + "\n");
+  write_text(dir / "config.json", python_json(config, 2) + "\n");
 }
 
 std::string above_model_card(const std::string& card, const std::string& source_card) {

@@ -17,8 +17,8 @@ using Json = nlohmann::ordered_json;
 
 constexpr auto kLenient = Json::error_handler_t::replace;  // a path need not be UTF-8
 
-Json object_in(const fs::path& file) {
-  Json j = ordered_json_or_discarded(text_or_empty(file), kTableJson);
+Json object_in(const fs::path& file, const JsonBudget& budget) {
+  Json j = ordered_json_or_discarded(text_or_empty(file), budget);
   return j.is_object() ? j : Json::object();
 }
 
@@ -43,13 +43,13 @@ std::string origin_json(const fs::path& model, const std::vector<SourceFile>& so
   Json j = {{"model", model.string()}, {"files", Json::array()}};
   for (const SourceFile& f : sources)
     j["files"].push_back({{"name", f.name}, {"bytes", f.bytes}, {"digest", f.digest}});
-  const Json report = object_in(model / "quant_report.json");
+  const Json report = object_in(model / "quant_report.json", kTableJson);
   for (const char* key : {"made_by", "made_from"}) j[key] = report.value(key, Json());
   return j.dump(-1, ' ', false, kLenient);
 }
 
 std::string model_config_json(const fs::path& dir) {
-  Json config = object_in(dir / "config.json");
+  Json config = with_words_for_non_finite(object_in(dir / "config.json", kConfigJson));
   for (const char* key : {"quantization_config", "compression_config"}) config.erase(key);
   return config.empty() ? "null" : config.dump();
 }

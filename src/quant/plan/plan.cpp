@@ -197,9 +197,10 @@ PlannedLinear plan_linear(const Checkpoint& c, const NamedLinear& l, const Recip
   if (p.recipe.blocks) choose_blocks(c.spec, p);
   if (!p.keep && !p.blocks) why = choose_packing_of(*plan.format, p);
   if (p.layout().empty() && !p.keep) refuse(why);
-  if (!p.layout().empty() && !is_end(l) && p.recipe.learns_rounding() && !has_gradient(c.spec.block(l.layer)))
-    p.note = "no learned rounding in blocks with a mixture of experts: the codes stay those of " +
-             std::string(p.recipe.method->name);
+  if (!p.layout().empty() && !is_end(l) && p.recipe.learns_rounding())
+    if (const std::string_view what = without_gradient(c.spec.block(l.layer)); !what.empty())
+      p.note =
+          fmt::format("no learned rounding in blocks with {}: the codes stay those of {}", what, p.recipe.method->name);
   return p;
 }
 

@@ -37,7 +37,7 @@ std::set<std::string> patterns_of(const ordered_json& config, const std::string&
     ordered_json other = config;
     other["architectures"] = {class_name};
     other.erase("model_type");
-    const ModelSpec spec = build_spec(ConfigView::parse(other.dump(), "config.json read as " + class_name));
+    const ModelSpec spec = build_spec(ConfigView::parse(python_json(other), "config.json read as " + class_name));
     for (const NamedDense& t : dense_tensors_of(spec)) patterns.insert(pattern_of(t.name));
     for (const NamedLinear& l : linears_of(spec)) patterns.insert(pattern_of(l.name + ".weight"));
   } catch (const Error& e) {
@@ -77,7 +77,7 @@ std::string lines(const char* title, const std::vector<std::string>& names) {
 std::string config_lines(const ordered_json& config) {
   std::string s = "config.json:\n";
   for (const auto& [key, value] : config.items()) {
-    s += fmt::format("  {}: {}\n", shown(key), shown(value.dump(), kLongValue));
+    s += fmt::format("  {}: {}\n", shown(key), shown(python_json(value), kLongValue));
   }
   return s;
 }
@@ -120,7 +120,7 @@ void inspect_refused(const Common& common, const std::filesystem::path& dir, con
   write_json(common, ordered_json{{"refused", why},
                                   {"architecture", own},
                                   {"nearest", nearest},
-                                  {"config", config},
+                                  {"config", with_words_for_non_finite(config)},
                                   {"unknown", unknown},
                                   {"missing", missing},
                                   {"bytes", store.total_bytes()},

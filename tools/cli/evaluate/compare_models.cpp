@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "src/eval/exact_inputs.h"
+
 namespace fewbit::cli {
 namespace {
 
@@ -35,12 +37,15 @@ Baseline::Baseline(const CompareArgs& a, const Checkpoint& base)
     : args_(a), base_(base), windows_(load_windows(a, base)) {}
 
 void Baseline::load(Exec& ex, Progress& progress) {
-  const LoadOptions load{.dtype = args_.load().dtype};
+  const LoadOptions load = with_exact_inputs({.dtype = args_.load().dtype}, base_);
+  const std::string line = exact_inputs_line(load);
+  if (!line.empty()) say(args_.common, "note: " + base_.dir.string() + ": " + line + "\n");
   if (args_.base_cache.empty()) {
     logits_ = logits_from(ex, runner_.emplace(ex, base_, load), windows_);
     return;
   }
-  const CacheKey key{fingerprint(base_), args_.dtype, std::string(name_of(windows_.protocol))};
+  const CacheKey key{fingerprint(base_), args_.dtype + (line.empty() ? "" : ", inputs unrounded"),
+                     std::string(name_of(windows_.protocol))};
   std::error_code ignored;
   if (!std::filesystem::exists(args_.base_cache, ignored)) {
     Runner runner(ex, base_, load);
@@ -64,10 +69,11 @@ Checkpoint open_for_comparison(const CompareArgs& a, const Baseline& base, const
 
 DivergenceResult compare_with(Exec& ex, const CompareArgs& a, const Baseline& base, const Checkpoint& model,
                               Progress& progress) {
-  Runner runner(ex, model, a.load());
+  const LoadOptions load = with_exact_inputs(a.load(), model);
+  Runner runner(ex, model, load);
   std::vector<std::string> notes = runner.notes();
-  if (std::string line = long_rope_line(model.spec, base.windows().windows.length); !line.empty())
-    notes.push_back(std::move(line));
+  for (std::string line : {exact_inputs_line(load), long_rope_line(model.spec, base.windows().windows.length)})
+    if (!line.empty()) notes.push_back(std::move(line));
   for (const std::string& note : notes) say(a.common, "note: " + model.dir.string() + ": " + note + "\n");
   return divergence(ex, base.logits(), logits_from(ex, runner, base.windows()), base.windows(),
                     {.batch_tokens = a.tokens_per_pass(ex),

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "src/core/text/with_error.h"
+#include "src/eval/exact_inputs.h"
 #include "src/eval/layers.h"
 #include "tools/cli/evaluate/compare_models.h"
 
@@ -132,7 +133,9 @@ std::string layer_table(const std::vector<LayerCloseness>& layers) {
 // The distance that bf16 arithmetic alone makes: BASE in bf16 against BASE in float32.
 DivergenceResult noise_floor(Exec& ex, const CompareArgs& a, const Baseline& base, Progress& progress) {
   const bool bf16 = a.load().dtype == DType::bf16;
-  Runner other(ex, base.checkpoint(), {.dtype = bf16 ? DType::f32 : DType::bf16});
+  // Both round inputs or neither does: those of the baseline say which.
+  const LoadOptions own = with_exact_inputs({.dtype = a.load().dtype}, base.checkpoint());
+  Runner other(ex, base.checkpoint(), {.dtype = bf16 ? DType::f32 : DType::bf16, .weights = own.weights});
   const LogitSource logits = logits_from(ex, other, base.windows());
   return divergence(
       ex, bf16 ? logits : base.logits(), bf16 ? base.logits() : logits, base.windows(),

@@ -5,6 +5,7 @@
 
 #include "src/core/strings.h"
 #include "src/core/text/with_error.h"
+#include "src/eval/exact_inputs.h"
 #include "tools/cli/evaluate/evaluate_data.h"
 
 namespace fewbit::cli {
@@ -31,7 +32,8 @@ PerplexityResult run_once(Exec& ex, const PerplexityArgs& a, const Checkpoint& c
     notes = runner.notes();
     r = perplexity(runner, w, a.tokens_per_pass(ex), report_to(progress, "evaluating"));
   }
-  if (std::string line = long_rope_line(c.spec, w.windows.length); !line.empty()) notes.push_back(std::move(line));
+  for (std::string line : {exact_inputs_line(load), long_rope_line(c.spec, w.windows.length)})
+    if (!line.empty()) notes.push_back(std::move(line));
   for (const std::string& note : notes) say(a.common, "note: " + note + "\n");
   return r;
 }
@@ -39,7 +41,7 @@ PerplexityResult run_once(Exec& ex, const PerplexityArgs& a, const Checkpoint& c
 Json or_null(double value) { return value > 0 ? Json(value) : Json(); }
 
 Json json_of(const PerplexityArgs& a, const Checkpoint& c, const ScoredWindows& w, const PerplexityResult& r,
-             const Exec& ex) {
+             const LoadOptions& load, const Exec& ex) {
   Json j = {{"perplexity", r.perplexity},
             {"stderr", r.stderr_},
             {"mean_nll", r.mean_nll},
@@ -54,6 +56,7 @@ Json json_of(const PerplexityArgs& a, const Checkpoint& c, const ScoredWindows& 
             {"cache_bytes_per_token", a.cache_bytes_per_token(c)},
             {"head", a.head},
             {"acts", a.acts},
+            {"inputs", inputs_word(load, c)},
             {"tp", a.tp},
             {"seconds", r.seconds},
             {"phases", r.phases},
@@ -85,14 +88,15 @@ void run_perplexity(const PerplexityArgs& a) {
     fail(ErrorKind::usage, "--offload keeps no keys and values; leave --kv-cache out");
   protocol_from(a.protocol);
   const Checkpoint c = Checkpoint::open(model_or_demo(a.common, a.model));
+  load = with_exact_inputs(load, c);
   shared_spec(c, load);  // refuses what ranks cannot share before the text is read
   const ScoredWindows w = load_windows(a, c);
   Exec ex = make_exec(a.common);
   const PerplexityResult r = run_once(ex, a, c, w, load);
   say(a.common, line_of(a, c, w, r, ex));
-  Json j = json_of(a, c, w, r, ex);
+  Json j = json_of(a, c, w, r, load, ex);
   if (a.reference) {
-    load.weights = Weights::reference;
+    if (load.weights == Weights::packed) load.weights = Weights::reference;
     load.acts = ActsType::bf16;
     const PerplexityResult ref = run_once(ex, a, c, w, load);
     const double difference = r.perplexity / ref.perplexity - 1;

@@ -25,29 +25,63 @@ TensorView rows_of(const Tensor& t, TensorView like) { return {t.view().data, t.
 
 }  // namespace
 
-bool has_gradient(const std::vector<BlockOp>& ops) {
-  return std::none_of(ops.begin(), ops.end(), [](const BlockOp& op) {
-    const auto* split = std::get_if<Split>(&op);
-    const auto moved = [](const SplitPart& p) { return p.at != 0; };
-    if (split && (split->groups > 1 || std::any_of(split->parts.begin(), split->parts.end(), moved))) return true;
-    if (const auto* a = std::get_if<Attention>(&op); a && (!a->sinks.empty() || a->chunk > 0 || !a->own_keys()))
-      return true;
-    if (const auto* n = std::get_if<Norm>(&op); n && n->kind == NormKind::layer) return true;
-    if (const auto* add = std::get_if<AddTo>(&op); add && add->factor != 1) return true;
-    if (const auto* g = std::get_if<GatedAct>(&op);
-        g && (g->limit > 0 || (g->act != Activation::silu && g->act != Activation::gelu_tanh)))
-      return true;
-    return std::holds_alternative<PositionScale>(op) || std::holds_alternative<StateScan>(op) ||
-           std::holds_alternative<TokenInput>(op) || std::holds_alternative<Keep>(op) ||
-           std::holds_alternative<Moe>(op) || std::holds_alternative<Project>(op) ||
-           std::holds_alternative<SigmoidGate>(op) || std::holds_alternative<Scale>(op) ||
-           std::holds_alternative<ShortConv>(op) || std::holds_alternative<DeltaRule>(op) ||
-           std::holds_alternative<BiasedNorm>(op) || std::holds_alternative<KeyChoice>(op) ||
-           std::holds_alternative<LatentAttention>(op) || std::holds_alternative<CompressKeys>(op) ||
-           std::holds_alternative<SharedKeyAttention>(op) || std::holds_alternative<ReadStreams>(op) ||
-           std::holds_alternative<WriteStreams>(op) || std::holds_alternative<TokenRoute>(op);
-  });
+namespace {
+
+std::string_view without_gradient(const BlockOp& op) {
+  const auto* split = std::get_if<Split>(&op);
+  const auto moved = [](const SplitPart& p) { return p.at != 0; };
+  if (split && (split->groups > 1 || std::any_of(split->parts.begin(), split->parts.end(), moved)))
+    return "a linear whose outputs are split head by head";
+  if (const auto* a = std::get_if<Attention>(&op))
+    return !a->sinks.empty() ? "sinks" : a->chunk > 0 ? "chunks" : !a->own_keys() ? "the keys of another layer" : "";
+  if (const auto* n = std::get_if<Norm>(&op)) return n->kind == NormKind::layer ? "norms that take a mean away" : "";
+  if (const auto* add = std::get_if<AddTo>(&op)) return add->factor != 1 ? "a factor on what is added" : "";
+  if (const auto* g = std::get_if<GatedAct>(&op))
+    return g->limit > 0 || (g->act != Activation::silu && g->act != Activation::gelu_tanh)
+               ? "an activation of another kind than silu and gelu"
+               : "";
+  if (std::holds_alternative<PositionScale>(op)) return "queries scaled by position";
+  if (std::holds_alternative<SigmoidGate>(op)) return "a gate on the outputs of attention";
+  if (std::holds_alternative<Scale>(op)) return "a learned scale";
+  return "";
 }
+
+// The ops of which no parameter makes a difference, those that say most of a block first.
+template <class... Ops>
+std::string_view first_of(const std::vector<BlockOp>& ops, const std::pair<Ops*, std::string_view>&... kinds) {
+  std::string_view found;
+  const auto look = [&]<class Op>(const std::pair<Op*, std::string_view>& kind) {
+    if (std::any_of(ops.begin(), ops.end(), [](const BlockOp& op) { return std::holds_alternative<Op>(op); }))
+      found = kind.second;
+    return !found.empty();
+  };
+  (look(kinds) || ...);
+  return found;
+}
+
+template <class Op>
+std::pair<Op*, std::string_view> kind(std::string_view words) {
+  return {nullptr, words};
+}
+
+}  // namespace
+
+std::string_view without_gradient(const std::vector<BlockOp>& ops) {
+  const std::string_view found = first_of(
+      ops, kind<Moe>("a mixture of experts"), kind<DeltaRule>("a delta rule"), kind<StateScan>("a state space"),
+      kind<ShortConv>("a short convolution"), kind<SharedKeyAttention>("attention over shared keys"),
+      kind<CompressKeys>("attention over shared keys"), kind<ReadStreams>("several residual streams"),
+      kind<WriteStreams>("several residual streams"), kind<LatentAttention>("latent attention"),
+      kind<KeyChoice>("a choice of keys"), kind<TokenInput>("what a token alone gives to a layer"),
+      kind<TokenRoute>("a route by token"), kind<Keep>("keys and values that later layers read"),
+      kind<BiasedNorm>("a norm with a bias"), kind<Project>("a matrix outside of every recipe"));
+  if (!found.empty()) return found;
+  for (const BlockOp& op : ops)
+    if (const std::string_view words = without_gradient(op); !words.empty()) return words;
+  return "";
+}
+
+bool has_gradient(const std::vector<BlockOp>& ops) { return without_gradient(ops).empty(); }
 
 BlockTape::BlockTape(Exec& ex, const ModelSpec& spec, int64_t layer, int64_t seqs, int64_t len)
     : ex_(ex),

@@ -1,15 +1,18 @@
 #pragma once
 // BlockTape runs a block of dense linears in f32, records what its gradient needs, and computes that gradient. It walks
-// the same op list as the interpreter of src/run/block.h; blocks with a mixture of experts have no gradient here.
+// the same op list as the interpreter of src/run/block.h; blocks with other ops than decoders of one kind have
+// (without_gradient) have none here.
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "src/run/block.h"
 
 namespace fewbit {
 
-// True where every op of the block has a gradient here.
+// What of the block has no gradient here, in words for people; "" where every op has one.
+std::string_view without_gradient(const std::vector<BlockOp>& ops);
 bool has_gradient(const std::vector<BlockOp>& ops);
 
 class BlockTape {
