@@ -62,5 +62,35 @@ TEST_F(ProcessLimits, WhatFitsRuns) {
   EXPECT_EQ(r.exit_code, 0) << r.err;
 }
 
+class SmallMemory : public CommandTest {};
+
+TEST_F(SmallMemory, APlanRefusesWhatARunRefusesInTheSameWords) {
+  const std::string job = " gptq " + kDemo + " out --samples 2 --seq-len 128 --device cpu --max-host-memory 20MiB";
+  const ProcessResult planned = run("quantize plan" + job), ran = run("quantize" + job);
+  EXPECT_EQ(planned.exit_code, 1);
+  EXPECT_EQ(ran.exit_code, 1);
+  EXPECT_EQ(planned.err, ran.err);
+  EXPECT_NE(planned.out.find("\nrefused: this run needs "), std::string::npos) << planned.out;
+  const ProcessResult report = run("quantize plan" + job + " --json -");
+  EXPECT_EQ(report.exit_code, 1);
+  EXPECT_NE(json_of(report)["memory"]["refusal"], "");
+}
+
+TEST_F(SmallMemory, AutoIsRefusedBeforeItMeasures) {
+  const std::string job = "quantize plan auto " + kDemo + " --samples 8 --seq-len 128 --device cpu --max-host-memory ";
+  const ProcessResult r = run(job + "20MiB");
+  EXPECT_EQ(r.exit_code, 1);
+  EXPECT_EQ(r.out, "");
+  EXPECT_EQ(r.err.find("quantize: auto measures with the whole model in memory"), 0u) << r.err;
+  const std::string flag = "give it --max-host-memory ";
+  const size_t at = r.err.find(flag);
+  ASSERT_NE(at, std::string::npos) << r.err;
+  // The smallest limit that would do does, with the states of the calibration on disk; what is chosen is the same.
+  const std::string least = r.err.substr(at + flag.size(), r.err.find(' ', at + flag.size()) - at - flag.size());
+  const Json small = json(job + least), large = json(job + "8GiB");
+  EXPECT_FALSE(large["auto"].is_null());
+  EXPECT_EQ(small["auto"], large["auto"]) << "under " << least;
+}
+
 }  // namespace
 }  // namespace fewbit::test
