@@ -88,9 +88,9 @@ void DeltaChunk::run(int64_t tokens, float* s) {
     for (int64_t i = 0; i < v_dim; ++i) v[static_cast<size_t>(t * v_dim + i)] *= b;
     for (int64_t i = 0; i < t; ++i) of_keys_[static_cast<size_t>(t * kDeltaChunk + i)] *= b;
   }
-  cblas_strsm(CblasRowMajor, CblasLeft, CblasLower, CblasNoTrans, CblasUnit, static_cast<int>(tokens),
-              static_cast<int>(v_dim), 1.f, of_keys_.data(), static_cast<int>(kDeltaChunk), v.data(),
-              static_cast<int>(v_dim));
+  blas::functions().cblas_strsm(CblasRowMajor, CblasLeft, CblasLower, CblasNoTrans, CblasUnit, static_cast<int>(tokens),
+                                static_cast<int>(v_dim), 1.f, of_keys_.data(), static_cast<int>(kDeltaChunk), v.data(),
+                                static_cast<int>(v_dim));
   rows_of_state(since_q_, 1, 0, out.data());
   blas::gemm(CblasNoTrans, CblasNoTrans, tokens, v_dim, tokens, 1.f, of_queries_.data(), kDeltaChunk, v.data(), v_dim,
              1.f, out.data(), v_dim);

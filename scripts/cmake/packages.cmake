@@ -59,8 +59,11 @@ set(CPACK_DEB_COMPONENT_INSTALL ON)
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
 set(CPACK_DEBIAN_PROGRAMS_PACKAGE_NAME fewbit)
+# It is loaded (kernels/cpu/blas_cpu.cpp), so that dpkg-shlibdeps does not see it.
+set(CPACK_DEBIAN_PROGRAMS_PACKAGE_DEPENDS libopenblas0)
 set(CPACK_DEBIAN_DEVEL_PACKAGE_NAME fewbit-dev)
-set(CPACK_DEBIAN_DEVEL_PACKAGE_DEPENDS "nlohmann-json3-dev, libpcre2-dev, libfmt-dev")
+# What fewbit::core and fewbit::formats link, and what their headers include.
+set(CPACK_DEBIAN_DEVEL_PACKAGE_DEPENDS "nlohmann-json3-dev, libpcre2-dev, libssl-dev, libxxhash-dev, libfmt-dev")
 set(CPACK_DEBIAN_MPI_PACKAGE_NAME fewbit-mpi)
 set(CPACK_DEBIAN_NCCL_PACKAGE_NAME fewbit-nccl)
 set(CPACK_DEBIAN_HTTP_PACKAGE_NAME fewbit-http)

@@ -41,7 +41,7 @@ TEST_F(BadInput, IsOneClearLine) {
       {"quantize gptq " + kDemo + " no/such/folder/out", {"no/such/folder"}, 1},
       {"quantize gptq " + kDemo + " out --calib empty.txt", {"empty.txt"}, 1},
       {"quantize gptq " + kDemo + " out --calib short.txt", {"short.txt"}, 2},
-      {"quantize gptq " + kDemo + " out --calib missing.txt", {"missing.txt"}, 1},
+      {"quantize gptq " + kDemo + " out --calib missing.txt", {"--calib missing.txt", "builtin"}, 2},
       {"quantize gptq " + kDemo + " out --group-size 0", {"group"}, 2},
       {"quantize 'gptq g0' " + kDemo + " out", {"g0"}, 2},
       {"quantize gptq " + kDemo + " out --act-order sideways", {"sideways", "gar"}, 2},

@@ -66,5 +66,28 @@ TEST_F(Package, TheExampleBuildsAgainstAMovedTreeAndReadsACheckpoint) {
   EXPECT_NE(none.err.find("nowhere"), std::string::npos) << none.err;
 }
 
+// Archives that the exported targets name, and the headers that theirs include, come with packages that fewbit-dev
+// depends on.
+TEST_F(Package, FewbitDevDependsOnWhatItsTargetsLink) {
+  if (run("dpkg --version").exit_code != 0) GTEST_SKIP() << "no dpkg here";
+  install();
+  const std::string described = text_in(in_build("CPackConfig.cmake"));
+  const std::string targets = text_in(dir / "second/lib/cmake/fewbit/fewbit-targets.cmake");
+  int archives = 0;
+  for (size_t end = targets.find(".a"); end != std::string::npos; end = targets.find(".a", end + 1)) {
+    const std::string path = targets.substr(0, end + 2);
+    const std::string archive = path.substr(path.find_last_of(":;\"") + 1);
+    if (archive[0] != '/') continue;
+    const ProcessResult owner = run("dpkg -S $(realpath " + archive + ")");
+    if (owner.exit_code != 0) continue;  // not of a package
+    ++archives;
+    const std::string package = owner.out.substr(0, owner.out.find(':'));
+    EXPECT_NE(described.find(package), std::string::npos) << archive << " is of " << package;
+  }
+  EXPECT_GE(archives, 2) << targets;
+  for (const char* package : {"nlohmann-json3-dev", "libfmt-dev", "libxxhash-dev", "PROGRAMS_PACKAGE_DEPENDS"})
+    EXPECT_NE(described.find(package), std::string::npos) << package;
+}
+
 }  // namespace
 }  // namespace fewbit::test

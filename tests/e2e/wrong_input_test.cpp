@@ -167,5 +167,29 @@ TEST_F(WrongInput, AdviceHoldsThePlansFiguresInTheOrderOfTheGoal) {
   EXPECT_NE(llama["ranked"][0]["recipe"].get<std::string>().find("gguf"), std::string::npos);
 }
 
+TEST_F(WrongInput, NumbersThatMustBeAboveZeroSaySo) {
+  const std::pair<std::string, std::string> cases[] = {
+      {"evaluate certify a b --max-kl 0", "expected a number of nats a token above 0, found 0"},
+      {"evaluate certify a b --max-kl-domain -1", "expected a number of nats a token above 0, found -1"},
+      {"quantize 'gptq effort=best' " + kDemo + " out --minutes 0", "expected a number of minutes above 0, found 0"},
+      {"quantize 'gptq effort=best' " + kDemo + " out --minutes inf",
+       "expected a number of minutes above 0, found inf"},
+  };
+  for (const auto& [command, says] : cases) {
+    const std::string line = answer(command, 2);
+    EXPECT_NE(line.find(says), std::string::npos) << command << ": " << line;
+  }
+}
+
+TEST_F(WrongInput, ATextThatIsNotThereIsNamedWithItsFlag) {
+  for (const std::string& command : {"quantize gptq " + kDemo + " out --calib nofile.txt --device cpu",
+                                     "quantize plan auto " + kDemo + " --calib nofile.txt --device cpu",
+                                     "evaluate perplexity " + kDemo + " --data nofile.txt --device cpu"}) {
+    const std::string line = answer(command, 2);
+    EXPECT_NE(line.find("nofile.txt: there is no such file; give builtin, "), std::string::npos) << line;
+    EXPECT_NE(line.find(": --"), std::string::npos) << line;
+  }
+}
+
 }  // namespace
 }  // namespace fewbit::test

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <charconv>
+#include <cmath>
 #include <filesystem>
 #include <limits>
 #include <optional>
@@ -131,6 +132,15 @@ CLI::Validator number_in(double least, double most) {
             const auto x = whole<double>(text);
             if (x && *x >= least && *x <= most) return std::string();
             return fmt::format("expected a number from {} to {}, found {}", least, most, text);
+          },
+          ""};
+}
+
+CLI::Validator above_zero(const char* unit) {
+  return {[unit](const std::string& text) {
+            const auto x = whole<double>(text);
+            if (x && *x > 0 && std::isfinite(*x)) return std::string();
+            return fmt::format("expected a number of {} above 0, found {}", unit, text);
           },
           ""};
 }

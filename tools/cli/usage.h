@@ -12,5 +12,7 @@ std::string usage_line(const CLI::App& app, const CLI::ParseError&);
 // options.h likewise).
 CLI::Validator in_range(int64_t least, int64_t most);
 CLI::Validator number_in(double least, double most);
+// A number above 0, of what `unit` says: "nats a token".
+CLI::Validator above_zero(const char* unit);
 
 }  // namespace fewbit::cli

@@ -33,6 +33,7 @@ QuantReport report_of(const Exec& ex, const Checkpoint& c, const QuantPlan& plan
   r.made_by = job.command;
   r.made_from = origin_json(c.dir, job.sources);
   r.note = job.note;
+  r.short_calibration = job.short_calibration;
   r.model = c.dir.string();
   r.out = job.out.string();
   r.device = device_and_products(ex.device_name(), ex.on_cuda());

@@ -18,9 +18,10 @@ struct LinearRecord;
 struct QuantReport;
 
 struct QuantJob {
-  std::string recipe{};   // as the user gave it, for the report
-  std::string command{};  // that makes the same checkpoint again, for the model card
-  std::string note{};     // what the report should say aloud: a shorter calibration than asked for …
+  std::string recipe{};             // as the user gave it, for the report
+  std::string command{};            // that makes the same checkpoint again, for the model card
+  std::string note{};               // what the report should say aloud
+  std::string short_calibration{};  // a warning: less calibration than was asked for
   std::filesystem::path out{};
   std::vector<std::string> dropped{};        // tensors of the model that OUT leaves out on purpose
   std::optional<PrecisionPlan> precision{};  // what `auto` chose, for the report

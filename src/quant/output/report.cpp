@@ -122,7 +122,7 @@ std::string to_json(const QuantReport& r) {
             {"samples", r.samples},
             {"seq_len", r.seq_len},
             {"seed", r.seed},
-            {"note", r.note},
+            {"note", r.short_calibration + (r.short_calibration.empty() || r.note.empty() ? "" : "; ") + r.note},
             {"seconds", r.seconds},
             {"phases", r.phases},
             {"hidden_seconds", r.hidden_seconds},

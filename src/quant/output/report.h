@@ -57,6 +57,7 @@ inline constexpr int kReportSchema = 2;
 
 struct QuantReport {
   std::string recipe, model, out, device, dtype, calibration, note;
+  std::string short_calibration;                    // a warning: less calibration than was asked for
   std::string made_by;                              // the command that makes the same checkpoint again
   std::string made_from = "null";                   // JSON (origin.h)
   std::string config = "null";                      // JSON: what the config says of the model (origin.h)

@@ -8,7 +8,6 @@
 #include "src/calib/cuts.h"
 #include "src/calib/expert_pieces.h"
 #include "src/calib/lanes.h"
-#include "src/core/parallel.h"
 #include "src/model/op_slots.h"
 #include "src/quant/loop/activation_sums.h"
 #include "src/quant/loop/background.h"
@@ -24,12 +23,6 @@
 namespace fewbit {
 namespace {
 
-// The program and its libraries, in host memory, and what they set aside for each of their threads.
-constexpr int64_t kProgram = int64_t{80} << 20, kThread = int64_t{4} << 20;
-// What the driver and the libraries of a GPU take of host memory, once there is a CUDA Exec.
-constexpr int64_t kHostLibraries = int64_t{688} << 20;
-// Of a GPU besides what Exec hands out: loaded kernels, workspaces of factorisations (174 MiB on an H200 by gptq).
-constexpr int64_t kDeviceLibraries = int64_t{176} << 20;
 constexpr int64_t kTransformTokens = 65536;  // that block_transforms.cpp looks at, at most
 
 // A run's sizes, for the formulas below. `in` is the width of a linear's input throughout.
@@ -54,7 +47,7 @@ class Estimate {
   };
   std::vector<Moment> moments(const Waves& waves, const std::vector<std::set<size_t>>& stored) const {
     std::vector<Moment> all;
-    const int64_t program = kProgram + (kind_ == Device::cuda ? kHostLibraries : 0) + thread_count() * kThread;
+    const int64_t program = program_bytes(kind_);
     for (int64_t layer = 0; layer < spec_.layers; ++layer) {
       const int64_t host = program + host_bytes(ckpt_, plan_, layer, waves.weights);
       if (!plan_.calibrates())

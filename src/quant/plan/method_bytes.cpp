@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "src/core/parallel.h"
 #include "src/quant/loop/background.h"
 #include "src/quant/methods/gptq_bytes.h"
 #include "src/quant/plan/plan_ends.h"
@@ -31,6 +32,13 @@ int64_t bytes_of_method(Device::Kind kind, const PlannedLinear& p, bool sibling)
 }
 
 }  // namespace
+
+int64_t program_bytes(Device::Kind kind) {
+  constexpr int64_t kProgram = int64_t{80} << 20, kThread = int64_t{4} << 20;
+  // What the driver and the libraries of a GPU take of host memory, once there is a CUDA Exec.
+  constexpr int64_t kHostLibraries = int64_t{688} << 20;
+  return kProgram + (kind == Device::cuda ? kHostLibraries : 0) + thread_count() * kThread;
+}
 
 int64_t method_bytes(Device::Kind kind, const PlannedLinear& p, bool sibling) {
   const int64_t in = p.linear.in, sums = has(p.recipe.needs(), Needs::gram) ? 2 * in * in : 0;

@@ -5,6 +5,11 @@
 
 namespace fewbit {
 
+// Of a GPU besides what Exec hands out: loaded kernels, workspaces of factorisations (174 MiB on an H200 by gptq).
+constexpr int64_t kDeviceLibraries = int64_t{176} << 20;
+// Host memory of the program and its libraries, those of a GPU too, and what they set aside for each of their threads.
+int64_t program_bytes(Device::Kind);
+
 // The method at work and then the measure of its result, which has the weight, its new values, their difference from
 // zero and the codes in two places. The factor stays in the cache of the statistics. `sibling`: a linear before this
 // one left the factor of their input.

@@ -8,12 +8,17 @@
 
 namespace fewbit {
 
-// Mean KL(base || mine) per row, nats; `base(begin, end)` and `mine` make logits f32 [end - begin, vocab], of which
-// both together take at most 256 MiB at a time.
+// Rows whose logits, of two models in f32, take at most 256 MiB.
+inline int64_t divergence_rows(int64_t rows, int64_t vocab) {
+  constexpr int64_t kBytes = int64_t{256} << 20;
+  return std::min(rows, std::max<int64_t>(1, kBytes / (2 * vocab * 4)));
+}
+
+// Mean KL(base || mine) per row, nats; `base(begin, end)` and `mine` make logits f32 [end - begin, vocab], of
+// divergence_rows() at a time.
 template <class Base, class Mine>
 double mean_divergence(Exec& ex, int64_t rows, int64_t vocab, const Base& base, const Mine& mine) {
-  constexpr int64_t kBytes = int64_t{256} << 20;
-  const int64_t step = std::max<int64_t>(1, kBytes / (2 * vocab * 4));
+  const int64_t step = divergence_rows(rows, vocab);
   double sum = 0;
   for (int64_t begin = 0; begin < rows; begin += step) {
     const int64_t end = std::min(rows, begin + step), n = end - begin;

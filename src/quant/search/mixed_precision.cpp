@@ -6,10 +6,10 @@
 #include <cmath>
 #include <map>
 
+#include "src/quant/search/sensitivity_memory.h"
+
 namespace fewbit {
 namespace {
-
-constexpr int64_t kMostCalibrationWindows = 64, kMostHeldOutWindows = 16;
 
 Windows slice(const Windows& w, int64_t begin, int64_t end) {
   return {.count = end - begin,
@@ -47,13 +47,37 @@ PrecisionChoice offer_of(const PrecisionUnit& unit, const std::vector<Candidate>
 
 }  // namespace
 
+StateRoom room_to_measure(const Exec& ex, const Checkpoint& c, const PrecisionJob& job, const PrecisionChoices& choices,
+                          int64_t windows, int64_t length) {
+  std::vector<TiedLinears> linears;
+  for (const PrecisionUnit& u : choices.units) linears.push_back(u.linears);
+  MemoryLimits limits = job.limits;
+  if (ex.on_cuda()) limits.device = std::min(limits.device, ex.free_bytes());
+  const MemoryPlan m =
+      sensitivity_memory(c, linears, measured_windows(windows), length, job.dtype, ex.device().kind, limits);
+  if (!m.refusal.empty())
+    fail(ErrorKind::memory, "auto measures with the whole model in memory: " + m.refusal +
+                                "; fewer --samples or a shorter --seq-len take less, or choose the bits with --set");
+  return m.room;
+}
+
+std::map<std::string, Recipe> smallest_recipes(const PrecisionChoices& choices) {
+  std::map<std::string, Recipe> all;
+  for (const PrecisionUnit& u : choices.units) {
+    const size_t i = static_cast<size_t>(std::min_element(u.bytes.begin(), u.bytes.end()) - u.bytes.begin());
+    for (const std::string& name : u.linears.names()) all[name] = choices.candidates[u.allowed[i]].over;
+  }
+  return all;
+}
+
 PrecisionPlan choose_precision(Exec& ex, const Checkpoint& c, const Windows& windows, const PrecisionJob& job,
                                const PrecisionChoices& choices) {
   if (windows.count < 2)
     fail(ErrorKind::usage, "auto holds a window of the calibration text out: give at least --samples 2");
-  const int64_t held = std::clamp<int64_t>(windows.count / 8, 1, kMostHeldOutWindows);
-  const Windows calibration = slice(windows, 0, std::min(kMostCalibrationWindows, windows.count - held));
-  const Windows held_out = slice(windows, windows.count - held, windows.count);
+  const StateRoom room = room_to_measure(ex, c, job, choices, windows.count, windows.length);
+  const MeasuredWindows measured = measured_windows(windows.count);
+  const Windows calibration = slice(windows, 0, measured.calibration);
+  const Windows held_out = slice(windows, windows.count - measured.held_out, windows.count);
   PrecisionPlan plan{
       .target_bits = job.base.counts_bits() ? job.base.target_bits.value_or(kDefaultTargetBits)
                                             : 8.0 * static_cast<double>(choices.budget) / choices.counted,
@@ -68,6 +92,7 @@ PrecisionPlan choose_precision(Exec& ex, const Checkpoint& c, const Windows& win
                                          .held_out = &held_out,
                                          .dtype = job.dtype,
                                          .seed = job.seed,
+                                         .state_room = room,
                                          .progress = job.progress});
   std::vector<std::vector<PricedChoice>> prices;
   for (size_t u = 0; u < units.size(); ++u) {

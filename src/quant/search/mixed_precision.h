@@ -36,8 +36,15 @@ struct PrecisionPlan {
   std::string summary() const;                    // one line: how often each scheme was chosen
 };
 
+// Error{memory} where the limits of the job do not hold the measurement on this device, of so many windows of so many
+// tokens, with the smallest that would. Otherwise where the calibration's states may lie.
+StateRoom room_to_measure(const Exec&, const Checkpoint&, const PrecisionJob&, const PrecisionChoices&, int64_t windows,
+                          int64_t length);
+// The recipe of every unit in the smallest of its schemes: of all choices, what a run needs the least memory for.
+std::map<std::string, Recipe> smallest_recipes(const PrecisionChoices&);
+
 // `windows` is the calibration draw: its last eighth (at most 16 windows) is held out to measure the KL. Error{usage}
-// where there are fewer than two windows.
+// where there are fewer than two windows, Error{memory} as room_to_measure().
 PrecisionPlan choose_precision(Exec&, const Checkpoint&, const Windows& windows, const PrecisionJob&,
                                const PrecisionChoices&);
 

@@ -17,6 +17,7 @@ struct PrecisionJob {
   int64_t tp = 1;             // on so many GPUs
   DType dtype = DType::f32;   // compute dtype of the measurement
   uint64_t seed = 0;
+  MemoryLimits limits{};  // that the measurement stays within; a GPU's are no more than what is free there
   std::function<void(double)> progress{};
 };
 

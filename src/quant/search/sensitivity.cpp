@@ -17,27 +17,17 @@
 namespace fewbit {
 namespace {
 
-// Experts of a mixture whose statistics are held side by side.
-constexpr int kExpertsAtOnce = 32;
-
 // The states that enter the first block.
 Tensor states_of(Exec& ex, const Checkpoint& c, const Windows& w, DType dtype) {
   check_ids(c.spec, w.ids);
   return embed_rows(ex, c, w.ids, dtype);
 }
 
-void require_room(const Exec& ex, const Checkpoint& c, const SensitivityJob& job) {
+void refuse_what_reads_others(const Checkpoint& c) {
   if (keeps_slots(c.spec) || reads_tokens(c.spec))
     fail(ErrorKind::unsupported,
          "auto measures a layer by itself, and the layers of " + c.spec.arch +
              " read keys and values of others, or the ids of the tokens; choose the bits yourself with --set");
-  if (!ex.on_cuda()) return;
-  const int64_t weights = parameter_count(c.spec) * bytes_of(job.dtype), free = ex.free_bytes();
-  if (weights > free)
-    fail(ErrorKind::memory,
-         fmt::format("auto measures with the whole model on the device: its weights take {} in {} and {} are free; "
-                     "choose the bits yourself with --set, or use a larger GPU",
-                     human_bytes(weights), name_of(job.dtype), human_bytes(free)));
 }
 
 // The measurement in progress: the model, the calibration's states on their way through the blocks and those of the
@@ -276,7 +266,7 @@ std::vector<TiedLinears> tied_linears(const ModelSpec& spec, const std::function
 std::vector<std::vector<double>> measure_sensitivity(Exec& ex, const Checkpoint& c, const std::vector<UnitSpecs>& units,
                                                      const SensitivityJob& job) {
   FEWBIT_ASSERT(job.calibration->count > 0 && job.held_out->count > 0);
-  require_room(ex, c, job);
+  refuse_what_reads_others(c);
   std::vector<std::vector<double>> cost;
   size_t probes = 0, done = 0;
   for (const UnitSpecs& u : units) {

@@ -39,6 +39,9 @@ struct UnitSpecs {
   size_t probe = 0;  // index of the spec whose KL is measured
 };
 
+// Experts of a mixture whose statistics are held side by side.
+constexpr int kExpertsAtOnce = 32;
+
 struct SensitivityJob {
   const Windows* calibration = nullptr;  // for the Gram matrices
   const Windows* held_out = nullptr;     // for the KL

@@ -94,6 +94,12 @@ std::vector<fs::path> calib_files(const std::string& name) {
   refuse_parquet(name);
   if (fs::is_directory(name, ignored)) return of_folder(name);
   if (!fs::exists(name, ignored) && name.find_first_of("*?[") != std::string::npos) return matching(name);
+  if (!fs::exists(name, ignored))
+    fail(ErrorKind::usage,
+         fmt::format(
+             "--calib {}: there is no such file; give builtin, self, or a text, a .jsonl or a .safetensors file, "
+             "a folder or a pattern that is there",
+             name));
   return {name};
 }
 

@@ -68,6 +68,11 @@ std::optional<Tokenizer> tokenizer_of(const Checkpoint& c) {
 }
 
 ScoredWindows load_windows(const DataArgs& a, const Checkpoint& c) {
+  if (std::error_code ignored; !is_builtin_evaluation(a.data) && !std::filesystem::exists(a.data, ignored))
+    fail(ErrorKind::usage,
+         fmt::format("--data {}: there is no such file; give builtin, builtin:multilingual, or a text, a .jsonl or a "
+                     ".safetensors file that is there",
+                     a.data));
   const ProtocolOptions options{protocol_from(a.protocol), a.context, a.stride, a.max_windows};
   if (a.context > c.spec.max_positions)  // before the text is read
     fail(ErrorKind::usage,

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "kernels/cpu/arithmetic.h"
 #include "src/core/host_memory.h"
 #include "src/core/strings.h"
 #include "src/quant/journal/run_folder.h"
@@ -42,6 +43,7 @@ bool plans_for_gpu(const LimitArgs& a, const Exec& ex) { return ex.on_cuda() || 
 
 MemoryLimits memory_limits(const LimitArgs& a, const Exec& ex) {
   MemoryLimits limits;
+  if (!ex.on_cuda()) load_cpu_products();
   if (!a.max_gpu.empty())
     limits.device = bytes_from(a.max_gpu, "--max-gpu-memory");
   else if (ex.on_cuda())

@@ -38,7 +38,8 @@ std::string plan_table(const QuantPlan& plan, const Checkpoint& c, const PlanOpt
   s += fmt::format("{}: {} linears, {:.3f} bits per weight with scales; checkpoint {} -> {}\n", c.spec.arch,
                    plan.linears.size(), plan.bits_per_weight, human_bytes(plan.source_bytes),
                    human_bytes(plan.out_bytes));
-  return s + memory_table(plan.memory, o.limits, o.on_gpu);
+  s += memory_table(plan.memory, o.limits, o.on_gpu);
+  return plan.memory.refusal.empty() ? s : s + fmt::format("refused: {}\n", plan.memory.refusal);
 }
 
 // "model.layers.0.self_attn.q_proj, k_proj, v_proj"; of experts the first and how many more.
@@ -78,8 +79,11 @@ void print_plan(const Common& common, const Checkpoint& c, const QuantPlan& plan
   say(common,
       choice_table(job) + plan_table(plan, c, o) + disk_lines(disk) + time_table(plan, o.on_gpu && without_gpu));
   write_json(common, to_json(plan, job.precision, disk, job.recipe, c.dir.string(), job.out.string()));
+  // As a run would, which says no more than the first of these.
   if (!plan.refusals.empty())
     fail(ErrorKind::unsupported, fmt::format("{} linears would be refused", plan.refusals.size()));
+  if (!plan.memory.refusal.empty()) fail(ErrorKind::memory, plan.memory.refusal);
+  if (!disk.refusal.empty()) fail(ErrorKind::io, disk.refusal);
 }
 
 }  // namespace fewbit::cli

@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -26,6 +25,7 @@
 #include "tools/cli/quantize/imatrix_files.h"
 #include "tools/cli/quantize/limits.h"
 #include "tools/cli/quantize/list.h"
+#include "tools/cli/quantize/measured_precision.h"
 #include "tools/cli/quantize/open_model.h"
 #include "tools/cli/quantize/print_plan.h"
 #include "tools/cli/quantize/quantize_summary.h"
@@ -95,7 +95,7 @@ void add_arguments(CLI::App& app, QuantizeArgs& a) {
                                  "Of effort=best where it learns the rounding: take fewer steps so that quantizing the "
                                  "blocks takes about N minutes; the best so far is kept. The bytes then depend on the "
                                  "machine's speed");
-  minutes->check(CLI::PositiveNumber);
+  minutes->check(above_zero("minutes"));
   app.add_option("--dtype", a.dtype,
                  "Arithmetic of the calibration: float32, bf16, or auto (bf16 where the device multiplies it)")
       ->capture_default_str();
@@ -206,19 +206,6 @@ void refuse_if_any(const QuantPlan& plan, const DiskPlan& disk) {
        lines + "\n  give them another recipe with --set GLOB=RECIPE, or leave them with --keep GLOB");
 }
 
-// What `auto` will do with its windows, once all has been refused that can be without them.
-std::function<PrecisionPlan(Exec&, const Windows&)> ready_precision(const QuantizeArgs& a, const Checkpoint& c,
-                                                                    const Recipe& recipe, DType dtype,
-                                                                    Progress& progress) {
-  PrecisionJob job{.base = recipe, .rules = a.ordered, .engine = a.engine, .tp = a.tp, .dtype = dtype, .seed = a.seed};
-  job.progress = [&](double f) { progress.update("measuring the sensitivity", f); };
-  return [&a, &c, job, choices = precision_choices(c, job)](Exec& ex, const Windows& windows) {
-    PrecisionPlan plan = choose_precision(ex, c, windows, job, choices);
-    say(a.common, plan.summary() + "\n");
-    return plan;
-  };
-}
-
 QuantJob job_of(const CLI::App& app, const QuantizeArgs& a, const std::filesystem::path& model, const Recipe& recipe) {
   return {.recipe = a.recipe,
           .command = command_of(app, a),
@@ -317,7 +304,9 @@ void note_model(const QuantizeArgs& a, const Checkpoint& c, bool plan_only, Quan
     say(a.common, "note: " + note + "\n");
 }
 
-void note_tokenizer(const Checkpoint& c, const CheckpointFormat& format, QuantJob& job) {
+void make_ready(const Checkpoint& c, const CheckpointFormat& format, QuantJob& job) {
+  job.stop_requested = stop_requested;
+  job.check_stop = stop_if_requested;
   std::string none;
   if (!format.gguf && !gguf_tokenizer_files(c, &none) && !none.empty())
     add_note(job, "OUT gets no tokenizer files: " + none);
@@ -347,18 +336,16 @@ void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
   Windows windows;
   std::optional<RunFolder> folder;
   const auto draw = [&] {
-    std::string note;
     KeptSample kept;
     if (folder) kept = {folder->dir() / kSampled, digests_of(job.sources), memory_limits(a.limits, ex)};
-    windows = draw_windows(ex, a, c, job.dtype, progress, &note, kept);
-    add_note(job, note);
+    windows = draw_windows(ex, a, c, job.dtype, progress, &job.short_calibration, kept);
   };
   const auto own = [&] { claim(model, c, adapter, job, folder, ahead.get()); };
   if (recipe.chooses_precision()) {
-    const auto choose = ready_precision(a, c, recipe, job.dtype, progress);
+    const auto choose = ready_precision(a.common, c, plan_options(a, c, ex, recipe, job), a.seed, ex, progress);
     if (!plan_only) own();
     draw();
-    job.precision = choose(ex, windows);
+    job.precision = choose(ex, windows, folder ? folder->dir() : std::filesystem::path());
   }
   const PlanOptions options = plan_options(a, c, ex, recipe, job);
   QuantPlan plan = plan_for_all(c, options);
@@ -368,9 +355,7 @@ void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
   imatrix.give_to(job);
   if (plan.calibrates() && windows.count == 0) draw();
   say(a.common, expected_line(plan));
-  job.stop_requested = stop_requested;
-  job.check_stop = stop_if_requested;
-  note_tokenizer(c, *plan.format, job);
+  make_ready(c, *plan.format, job);
   const auto scored = a.measure && folder ? std::optional(windows_to_measure(a.common, c)) : std::nullopt;
   if (scored)
     job.measure = [&](const std::filesystem::path& built, QuantReport& report) {

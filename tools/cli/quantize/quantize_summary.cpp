@@ -63,6 +63,16 @@ std::string clipped_line(const QuantReport& r) {
       clipped, worst->name, 100 * worst->input_reach);
 }
 
+// How many tokens of each source were used; a warning where they are fewer than were asked for.
+std::string calibration_lines(const QuantReport& r) {
+  if (r.samples == 0) return "";
+  std::string sources = r.calibration;  // "a.txt (1024 tokens)+self (1024 tokens)", or one without a count
+  for (size_t at = 0; (at = sources.find(" tokens)+", at)) != std::string::npos;) sources.replace(at + 8, 1, ", ");
+  return fmt::format("calibrated on {} tokens, {} windows of {}: {}\n", r.samples * r.seq_len, r.samples, r.seq_len,
+                     sources) +
+         (r.short_calibration.empty() ? "" : r.short_calibration + "\n");
+}
+
 }  // namespace
 
 std::string summary_of(const QuantReport& r) {
@@ -86,6 +96,7 @@ std::string summary_of(const QuantReport& r) {
   if (const auto n =
           std::count_if(r.linears.begin(), r.linears.end(), [](const LinearRecord& l) { return l.lossless; }))
     s += fmt::format("lossless: {} linears have the codes of the model, unchanged\n", n);
+  s += calibration_lines(r);
   if (!r.dropped.empty()) s += fmt::format("left out on purpose: {} tensors\n", r.dropped.size());
   if (!r.note.empty()) s += r.note + "\n";
   s += fmt::format("{} linears, {:.3f} bits per weight, {} -> {}; worst relative error {:.4f} ({})\n", r.linears.size(),
