@@ -10,4 +10,8 @@ inline bool means(const Rule& rule, const ModelSpec& spec, const NamedLinear& l)
   return glob_match(rule.glob, l.name) || glob_match(rule.glob, l.name.substr(spec.prefix(l.layer).size()));
 }
 
+// A rule of --set or --keep that means nothing is a mistake: Error{usage} with the names that are near. Ends are meant
+// by exactly their name; --keep may also name a matrix that no recipe touches.
+void require_matches(const Checkpoint&, const std::vector<Rule>&);
+
 }  // namespace fewbit

@@ -309,6 +309,7 @@ void bound_learning(const ModelSpec& spec, const PlanOptions& o, QuantPlan& plan
 QuantPlan make_plan(const Checkpoint& c, const PlanOptions& o) {
   QuantPlan plan;
   require_sources(c, o.rules);
+  require_matches(c, o.rules);
   const FullRecipe base = resolve(o.base);
   if (base.rotation.has_value() != !c.rotation.empty() || base.rotation.value_or(0) != c.rotation_seed)
     fail(ErrorKind::usage, fmt::format("\"{}\": this command takes models as they are; `quantize` and `evaluate sweep` "
