@@ -6,6 +6,7 @@
 #include <set>
 
 #include "src/core/text/nearest.h"
+#include "src/model/mtp.h"
 
 namespace fewbit {
 namespace {
@@ -97,13 +98,23 @@ std::string matrix_of(const Checkpoint& c, const std::string& glob) {
 
 }  // namespace
 
+bool means_mtp(const Rule& rule, const ModelSpec& spec, const NamedLinear& l) {
+  const bool by_name = starts_with(rule.glob, "mtp.") || starts_with(rule.glob, spec.prefix(spec.layers));
+  return by_name && glob_match(rule.glob, l.name);
+}
+
 void require_matches(const Checkpoint& c, const std::vector<Rule>& rules) {
   if (rules.empty()) return;
   const std::vector<NamedLinear> linears = linears_of(c.spec);
+  const auto further = mtp_linears(c.spec, c.store);
   for (const Rule& rule : rules) {
     if (rule.recipe.source_grid || is_end_by_exact_name(c.spec, rule)) continue;
     const auto meant_by = [&](const NamedLinear& l) { return means(rule, c.spec, l); };
     if (std::any_of(linears.begin(), linears.end(), meant_by)) continue;
+    const auto some_meant = [&](const std::vector<NamedLinear>& group) {
+      return std::any_of(group.begin(), group.end(), [&](const auto& l) { return means_mtp(rule, c.spec, l); });
+    };
+    if (std::any_of(further.begin(), further.end(), some_meant)) continue;
     // What stays as it is anyway may be kept by name: a tower, routers, MTP layers.
     if (rule.recipe.keep && !matrix_of(c, rule.glob).empty()) continue;
     refuse(c, rule);

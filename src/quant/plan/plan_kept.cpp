@@ -40,7 +40,7 @@ std::string kept_by_family(const ModelSpec& spec, const NamedLinear& l) {
   return std::string(kept_in_block(*family, l.name.substr(spec.prefix(l.layer).size())));
 }
 
-std::vector<KeptGroup> kept_of(const Checkpoint& c, const CheckpointFormat& format) {
+std::vector<KeptGroup> kept_of(const Checkpoint& c, const QuantPlan& plan) {
   Groups groups(c);
   for (int64_t layer = 0; layer < c.spec.layers; ++layer)
     for (const BlockOp& op : c.spec.block(layer))
@@ -52,8 +52,10 @@ std::vector<KeptGroup> kept_of(const Checkpoint& c, const CheckpointFormat& form
         groups.add(c.spec.prefix(layer) + p->name, std::string(p->groups > 1 ? kGrouped : kGate));
   const Family* family = find_family(c.spec.arch);
   for (const std::string& module : unknown_matrices(c)) {
+    if (plan.find(module)) continue;
     const std::string_view known = family ? kept_outside(*family, module) : std::string_view();
-    groups.add(module, std::string(known.empty() ? kUnknown : known) + std::string(format.gguf ? kNotInGguf : ""));
+    groups.add(module,
+               std::string(known.empty() ? kUnknown : known) + std::string(plan.format->gguf ? kNotInGguf : ""));
   }
   return groups.take();
 }
