@@ -65,21 +65,36 @@ bool take_consumers(const std::vector<BlockOp>& ops, Slot s, Absorber& a) {
   return true;
 }
 
+// The op that made what the gate ops[at] lets through, itself where it is none: in * sigmoid(gate) is linear in `in`,
+// feature by feature, whether the gate is one or one for each. Nothing where somebody besides the gate reads it.
+std::optional<size_t> behind_gates(const std::vector<BlockOp>& ops, size_t at) {
+  while (const auto* gate = std::get_if<SigmoidGate>(&ops[at])) {
+    const std::optional<size_t> made = writer_of(ops, at, gate->in);
+    if (!made || gate->in == Slot::x || gate->in == gate->gate ||
+        readers_of(ops, *made, gate->in) != std::vector<size_t>{at})
+      return std::nullopt;
+    at = *made;
+  }
+  return at;
+}
+
 // The absorber of the input `s` of ops[reader].
 std::optional<Absorber> absorber_of(const std::vector<BlockOp>& ops, size_t reader, Slot s) {
   const std::optional<size_t> at = writer_of(ops, reader, s);
   if (!at || s == Slot::x) return std::nullopt;  // x leaves the block: its readers are not all in sight
+  const std::optional<size_t> made = behind_gates(ops, *at);
+  if (!made) return std::nullopt;
   std::optional<Absorber> a;
-  if (const auto* norm = std::get_if<Norm>(&ops[*at])) {
+  if (const auto* norm = std::get_if<Norm>(&ops[*made])) {
     a.emplace();
-    a->op = *at;
+    a->op = *made;
     a->name = norm->name;
     a->features = norm->features;
-  } else if (const auto* act = std::get_if<GatedAct>(&ops[*at])) {
-    if (act->up != act->gate && act->limit == 0) a = rows_of(ops, *at, act->up);  // act(gate) * up is linear in up
-  } else if (const auto* attention = std::get_if<Attention>(&ops[*at])) {
+  } else if (const auto* act = std::get_if<GatedAct>(&ops[*made])) {
+    if (act->up != act->gate && act->limit == 0) a = rows_of(ops, *made, act->up);  // act(gate) * up is linear in up
+  } else if (const auto* attention = std::get_if<Attention>(&ops[*made])) {
     if (attention->v != attention->q && attention->v != attention->k)
-      a = rows_of(ops, *at, attention->v);  // a weighted mean of v is linear in v
+      a = rows_of(ops, *made, attention->v);  // a weighted mean of v is linear in v
     if (a) {
       a->head_dim = attention->head_dim;
       a->repeat = attention->heads / attention->kv_heads;

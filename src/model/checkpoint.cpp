@@ -16,6 +16,7 @@
 #include "src/model/foreign/foreign.h"
 #include "src/model/gguf/checkpoint.h"
 #include "src/model/hub_cache.h"
+#include "src/model/mtp.h"
 #include "src/model/stacked_experts.h"
 
 namespace fewbit {
@@ -58,6 +59,18 @@ std::vector<NamedLinear> packed_beside_linears(const ModelSpec& spec, const Weig
     if (!is_plain(store.find(l.name + ".weight"))) out.push_back(std::move(l));
   for (NamedLinear& l : projects_of(spec))
     if (const TensorInfo* w = store.find(l.name + ".weight"); w && !is_plain(w)) out.push_back(std::move(l));
+  return out;
+}
+
+// Those of the layer behind the last whose tensors do not say their shape, as matrices of low_bit_others() do.
+std::vector<NamedLinear> packed_mtp_linears(const ModelSpec& spec, const WeightStore& store) {
+  std::vector<NamedLinear> out;
+  for (const std::vector<NamedLinear>& group : mtp_linears(spec, store))
+    for (NamedLinear l : group)
+      if (has_linear(store, l.name) && !store.has(l.name + ".weight")) {
+        l.layer = kOutsideModel;
+        out.push_back(std::move(l));
+      }
   return out;
 }
 
@@ -107,6 +120,7 @@ Checkpoint Checkpoint::open(const fs::path& given) {
     store = without_codes(method, coded, std::move(store));
   }
   for (NamedLinear& l : packed_beside_linears(spec, store)) linears.push_back(std::move(l));
+  for (NamedLinear& l : packed_mtp_linears(spec, store)) linears.push_back(std::move(l));
   for (NamedLinear& l : low_bit_others(store, linears)) linears.push_back(std::move(l));
   std::vector<std::string> names, packed, complaints;
   for (const NamedLinear& l : linears) names.push_back(l.name);

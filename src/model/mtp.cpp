@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "src/core/strings.h"
 #include "src/model/stacked_experts.h"
@@ -15,16 +16,21 @@ struct Form {
   std::string block, norm, joined, embedding_norm, hidden_norm;
 };
 
+std::optional<Form> find_form(const ModelSpec& spec, const WeightStore& store) {
+  const std::string behind = spec.prefix(spec.layers);
+  if (has_linear(store, behind + "eh_proj"))
+    return Form{behind, behind + "shared_head.norm.weight", behind + "eh_proj", behind + "enorm.weight",
+                behind + "hnorm.weight"};
+  if (has_linear(store, "mtp.fc"))
+    return Form{"mtp.layers.0.", "mtp.norm.weight", "mtp.fc", "mtp.pre_fc_norm_embedding.weight",
+                "mtp.pre_fc_norm_hidden.weight"};
+  return std::nullopt;
+}
+
 Form form_of(const Checkpoint& c) {
   const ModelSpec& spec = c.spec;
-  const auto has = [&](const std::string& linear) { return c.store.has(linear + ".weight") || c.packed(linear); };
+  if (std::optional<Form> form = find_form(spec, c.store)) return *std::move(form);
   const std::string behind = spec.prefix(spec.layers);
-  if (has(behind + "eh_proj"))
-    return {behind, behind + "shared_head.norm.weight", behind + "eh_proj", behind + "enorm.weight",
-            behind + "hnorm.weight"};
-  if (has("mtp.fc"))
-    return {"mtp.layers.0.", "mtp.norm.weight", "mtp.fc", "mtp.pre_fc_norm_embedding.weight",
-            "mtp.pre_fc_norm_hidden.weight"};
   for (const auto& [name, info] : c.store.index().tensors)
     if (name.find("mtp") != std::string::npos || starts_with(name, behind))
       fail(ErrorKind::unsupported,
@@ -37,11 +43,11 @@ Form form_of(const Checkpoint& c) {
 }
 
 // The kind of block that such a layer is: the model's last one that attends to all tokens, with experts where the
-// model has some.
+// model has some. -1: no layer does.
 int kind_of_layer(const ModelSpec& spec) {
   for (int64_t layer = spec.layers - 1; layer >= 0; --layer)
     if (std::ranges::any_of(spec.block(layer), attends)) return spec.kind(layer);
-  fail(ErrorKind::unsupported, "--speculate mtp: no layer of " + spec.arch + " attends to other tokens");
+  return -1;
 }
 
 }  // namespace
@@ -82,7 +88,10 @@ MtpLayer open_mtp(const Checkpoint& c) {
       linears[to.substr(0, to.size() - 1)] = format;
   b.quantization.linears = std::move(linears);
   b.others.clear();
-  b.spec.kinds = {b.spec.kinds[static_cast<size_t>(kind_of_layer(c.spec))]};
+  const int kind = kind_of_layer(c.spec);
+  if (kind < 0)
+    fail(ErrorKind::unsupported, "--speculate mtp: no layer of " + c.spec.arch + " attends to other tokens");
+  b.spec.kinds = {b.spec.kinds[static_cast<size_t>(kind)]};
   b.spec.kind_of_layer.clear();
   b.spec.layers = 1;
   b.store = with_single_experts(b.spec, std::move(b.store));
@@ -99,6 +108,35 @@ MtpLayer open_mtp(const Checkpoint& c) {
          fmt::format("--speculate mtp: the layer behind the last, {}*, named here as block 0:\n{}", form.block,
                      join(complaints, "\n")));
   return out;
+}
+
+bool has_linear(const WeightStore& store, const std::string& linear) {
+  const auto& tensors = store.index().tensors;
+  const auto it = tensors.lower_bound(linear + '.');
+  return it != tensors.end() && starts_with(it->first, linear + '.');
+}
+
+std::vector<std::vector<NamedLinear>> mtp_linears(const ModelSpec& spec, const WeightStore& store) {
+  const std::optional<Form> form = find_form(spec, store);
+  const int kind = kind_of_layer(spec);
+  if (!form || kind < 0) return {};
+  std::vector<std::vector<NamedLinear>> groups = {
+      {{form->joined, kOutsideBlocks, spec.hidden, 2 * spec.hidden, false}}};
+  const auto add = [&](const std::vector<LinearDef>& items) {
+    std::vector<NamedLinear>& group = groups.emplace_back();
+    for (const LinearDef& l : items)
+      group.push_back({form->block + l.name, kOutsideBlocks, l.out_features, l.in_features, l.bias});
+  };
+  for (const BlockOp& op : spec.kinds[static_cast<size_t>(kind)])
+    if (const auto* linears = std::get_if<Linears>(&op)) {
+      add(linears->items);
+    } else if (const auto* moe = std::get_if<Moe>(&op)) {
+      for (int e = 0; e < moe->experts; ++e) {
+        add(moe->wide_of(e));
+        add({moe->of_expert(moe->down, e)});
+      }
+    }
+  return groups;
 }
 
 }  // namespace fewbit

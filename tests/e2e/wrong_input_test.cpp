@@ -96,6 +96,8 @@ TEST_F(WrongInput, FlagsAndWordsSayWhatTheyTake) {
       {gptq + "--json nowhere/x.json", {"--json", "nowhere/x.json", "folder that exists"}},
       {gptq + "--asym --sym", {"--sym", "--asym", "--help"}},
       {gptq + "--set '*.down_proj'", {"--set", "expected GLOB=RECIPE"}},
+      {gptq + "--set '*.dwon_proj=int8'", {"--set '*.dwon_proj'", "no linear", "did you mean '*.down_proj'?"}},
+      {gptq + "--keep 'mlp.gate'", {"--keep 'mlp.gate'", "no linear", "names in a block"}},
       {gptq + "--frobnicate", {"unknown flag --frobnicate", "known:", "--group-size"}},
       {gptq + "extra", {"\"extra\"", "too many", "--help"}},
       {"quantize advise " + kDemo, {"--gpu", "required", "advise --help"}},

@@ -115,6 +115,32 @@ TEST(Absorb, NothingWhereSomeoneElseReadsTheInput) {
   EXPECT_TRUE(absorbers_of({Norm{S::x, S::x, NormKind::rms, "norm", 8, 1e-5f}, linears(S::x, "a", S::q)}).empty());
 }
 
+// Of gated attention v absorbs before o: its heads are repeated, and the gate scales what they give.
+TEST(Absorb, AGateIsLookedThrough) {
+  const Attention attention{
+      .q = S::q, .k = S::k, .v = S::v, .out = S::attn, .heads = 2, .kv_heads = 1, .head_dim = 8, .scale = 1};
+  std::vector<BlockOp> ops = {linears(S::x, "q", S::q),
+                              linears(S::x, "k", S::k),
+                              linears(S::x, "v", S::v),
+                              linears(S::x, "gate", S::z),
+                              attention,
+                              SigmoidGate{S::z, S::attn, S::attn},
+                              linears(S::attn, "o", S::h)};
+  ASSERT_EQ(absorbers_of(ops).size(), 1u);
+  const Absorber a = absorbers_of(ops)[0];
+  EXPECT_EQ(a.name, "v");
+  EXPECT_EQ(a.repeat, 2);
+  EXPECT_EQ(a.consumers, std::vector<size_t>{6});
+  std::get<SigmoidGate>(ops[5]).out = S::gate;  // into a slot of its own
+  std::get<Linears>(ops[6]).in = S::gate;
+  EXPECT_EQ(absorbers_of(ops).size(), 1u);
+  ops.insert(ops.begin() + 6, AddTo{S::attn, S::x});  // who else reads what the attention gave
+  EXPECT_TRUE(absorbers_of(ops).empty());
+  ops.erase(ops.begin() + 6);
+  std::get<SigmoidGate>(ops[5]).gate = S::attn;  // x * sigmoid(x)
+  EXPECT_TRUE(absorbers_of(ops).empty());
+}
+
 TEST(Absorb, NothingWhereTheProducerIsNotScalable) {
   const Attention attention{
       .q = S::q,

@@ -129,9 +129,10 @@ TEST(Ends, TheHeadIsCalibrated) {
 TEST(Ends, OnlyTheirNameMeansThem) {
   FEWBIT_NEEDS_REFERENCE(folder("llama") + "/config.json");
   const Checkpoint c = Checkpoint::open(reference(folder("llama")));
-  const QuantPlan all = make_plan(c, options("rtn int4 g32", {{"*", "int8"}, {"lm_*", "int8"}}));
+  const QuantPlan all = make_plan(c, options("rtn int4 g32", {{"*", "int8"}, {"*.*", "int8"}}));
   EXPECT_EQ(all.find("lm_head"), nullptr);
   EXPECT_EQ(all.find("model.embed_tokens"), nullptr);
+  EXPECT_THROW(make_plan(c, options("rtn int4 g32", {{"lm_*", "int8"}})), Error) << "it means nothing else";
   const QuantPlan kept = make_plan(c, options("rtn int4 g32", {{"lm_head", "int8"}, {"lm_head", "keep"}}));
   EXPECT_EQ(kept.find("lm_head"), nullptr);
   const QuantPlan head = make_plan(c, options("rtn int4 g32", {{"lm_head", "int8"}}));

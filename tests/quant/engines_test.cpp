@@ -9,6 +9,7 @@
 #include "formats/checkpoint_format.h"
 #include "src/model/synth/synth.h"
 #include "tests/support/support.h"
+#include "tests/support/tiny_families.h"
 
 namespace fewbit::test {
 namespace {
@@ -20,6 +21,10 @@ class Engines : public ::testing::Test {
   void open(const std::string& preset) {
     synthesize(dir / preset, {.preset = preset}, {});
     checkpoint.emplace(Checkpoint::open(dir / preset));
+  }
+  void open_family(const std::string& class_name) {
+    synthesize(dir / class_name, {.config = tiny_config_of(class_name).dump()}, {});
+    checkpoint.emplace(Checkpoint::open(dir / class_name));
   }
   QuantPlan plan(const std::string& recipe, const std::string& engine, int64_t tp = 1, std::vector<Rule> rules = {}) {
     return make_plan(
@@ -142,6 +147,76 @@ TEST_F(Engines, EveryGpuGetsWholeHeadsGroupsAndTiles) {
             in_both_layers({"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"}))
       << "no part of a head holds whole blocks";
   EXPECT_EQ(plan(g64, "transformers", 2).refusals.size(), 14u) << "packed weights are not split there";
+}
+
+TEST_F(Engines, ALinearBehindAMixerIsCutAlongItsInputs) {
+  open_family("Lfm2ForCausalLM");
+  const QuantPlan conv = plan("rtn int4 g32 format=gptq", "vllm", 4);
+  EXPECT_NE(conv.of("model.layers.0.conv.out_proj").note.find("share is 128 x 32"), std::string::npos)
+      << conv.of("model.layers.0.conv.out_proj").note;
+  EXPECT_NE(conv.of("model.layers.0.conv.in_proj").note.find("share is 96 x 128"), std::string::npos)
+      << conv.of("model.layers.0.conv.in_proj").note;
+  EXPECT_EQ(refused(plan("rtn int4 g64 format=gptq", "vllm", 4)),
+            (Names{"model.layers.0.conv.out_proj", "model.layers.1.self_attn.out_proj"}))
+      << "32 inputs each";
+  open_family("DeepseekV4ForCausalLM");
+  const QuantPlan shared = plan("rtn int4 g32 format=compressed-tensors", "vllm", 4);
+  EXPECT_NE(shared.of("layers.0.attn.wo_b").note.find("share is 128 x 32"), std::string::npos)
+      << shared.of("layers.0.attn.wo_b").note;
+}
+
+TEST_F(Engines, RecurrentHeadsAreWholeToo) {
+  const std::string recipe = "rtn int4 g32 format=compressed-tensors";
+  for (const char* family : {"Qwen3NextForCausalLM", "GraniteMoeHybridForCausalLM"}) {
+    open_family(family);
+    const bool delta = family == std::string("Qwen3NextForCausalLM");
+    EXPECT_TRUE(plan(recipe, "vllm", 2).refusals.empty()) << family << plan(recipe, "vllm", 2).refusals[0].reason;
+    // Two key heads of the delta nets on four GPUs; 32 heads in one group go to four, and not to three.
+    const QuantPlan uneven = plan(recipe, "sglang", delta ? 4 : 3);
+    ASSERT_FALSE(uneven.refusals.empty());
+    EXPECT_NE(
+        uneven.refusals[0].reason.find(delta ? "2 key and 4 value heads of its delta nets" : "32 heads in 1 groups"),
+        std::string::npos)
+        << uneven.refusals[0].reason;
+  }
+}
+
+TEST_F(Engines, ExpertsHaveTheirOwnTile) {
+  open("tiny-moe");  // experts 128 wide
+  const std::string part = "check_moe_marlin_supports_layer";
+  const std::string g32 = "rtn int4 g32 format=gptq", g64 = "rtn int4 g64 format=compressed-tensors";
+  EXPECT_EQ(notes(plan(g32, "vllm"), part), 0u);
+  EXPECT_EQ(notes(plan(g64, "vllm", 2), part), 0u) << "64 a GPU";
+  const QuantPlan narrow = plan(g32, "vllm", 4);
+  EXPECT_EQ(notes(narrow, part), 24u) << "32 a GPU, of four experts in two layers";
+  EXPECT_NE(narrow.of("model.layers.0.mlp.experts.0.down_proj").note.find("one of 64, and here they are 128 and 32"),
+            std::string::npos)
+      << narrow.of("model.layers.0.mlp.experts.0.down_proj").note;
+  EXPECT_EQ(notes(plan("rtn int4 g16 asym format=awq", "vllm"), part), 24u) << "no group of Marlin's";
+}
+
+TEST_F(Engines, EmbeddingsHeadsAndCachesThatAreNotTaken) {
+  const auto embedding = [&](const char* recipe, const char* engine, const char* rule = "int8 g64") {
+    return plan(recipe, engine, 1, {{"model.embed_tokens", parse_recipe(rule)}});
+  };
+  const Names only{"model.embed_tokens"};
+  for (const char* engine : {"vllm", "sglang", "transformers"})
+    EXPECT_EQ(refused(embedding("rtn int4 g64 format=gptq", engine)), only) << engine;
+  const char* packed = "rtn int4 g64 format=compressed-tensors";
+  EXPECT_EQ(refused(embedding(packed, "sglang")), only);
+  EXPECT_EQ(refused(embedding(packed, "vllm", "int8 g64 asym")), only);
+  EXPECT_EQ(refused(embedding(packed, "vllm", "rtn nvfp4")), only);
+  const QuantPlan integers = embedding(packed, "vllm");
+  EXPECT_TRUE(integers.refusals.empty());
+  EXPECT_NE(integers.of("model.embed_tokens").note.find("only in families"), std::string::npos);
+  EXPECT_TRUE(embedding(packed, "transformers").refusals.empty());
+  EXPECT_TRUE(embedding("rtn format=gguf:q4_0", "llama.cpp", "format=gguf:q4_0").refusals.empty());
+  EXPECT_TRUE(plan("rtn int4 g64 format=gptq", "vllm", 1, {{"lm_head", parse_recipe("int8")}}).refusals.empty());
+  EXPECT_EQ(refused(plan("rtn int4 g64 format=gptq", "vllm", 1, {{"lm_head", parse_recipe("int3")}})),
+            Names{"lm_head"});
+  EXPECT_NE(plan("fp8 kv=fp8", "sglang").engine_note.find("passes the scales of kv=fp8 by"), std::string::npos);
+  for (const char* engine : {"vllm", "tensorrt-llm"}) EXPECT_EQ(plan("fp8 kv=fp8", engine).engine_note, "") << engine;
+  EXPECT_EQ(plan("fp8", "sglang").engine_note, "");
 }
 
 TEST_F(Engines, NobodyAskedNothingSaid) {

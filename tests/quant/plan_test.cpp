@@ -40,6 +40,38 @@ TEST_F(Plan, RulesMatchFullAndShortNamesAndTheLastWins) {
   EXPECT_EQ(p.of("model.layers.0.self_attn.q_proj").recipe.spec.bits, 4);
 }
 
+TEST_F(Plan, ARuleThatMeansNothingIsRefusedWithWhatIsNear) {
+  const auto refusal = [&](const std::string& glob, const Recipe& recipe) -> std::string {
+    try {
+      plan("rtn int4 g64", {{glob, recipe}});
+    } catch (const Error& e) {
+      EXPECT_EQ(e.kind(), ErrorKind::usage) << glob;
+      EXPECT_EQ(std::string(e.what()).find('\n'), std::string::npos) << e.what();
+      return e.what();
+    }
+    return "";
+  };
+  const Recipe int8 = parse_recipe("int8"), keep{.keep = true};
+  const auto expect = [&](const std::string& glob, const Recipe& recipe, const std::string& part) {
+    EXPECT_NE(refusal(glob, recipe).find(part), std::string::npos) << glob << ": " << refusal(glob, recipe);
+  };
+  expect("*.donw_proj", int8, "--set '*.donw_proj': no linear of ");
+  expect("*.donw_proj", int8, "did you mean '*.down_proj'? names in a block: self_attn.q_proj ");
+  expect("mlp.up_prj", keep, "--keep 'mlp.up_prj': no linear of ");
+  expect("mlp.up_prj", keep, "did you mean 'mlp.up_proj'?");
+  expect("model.layers.7.*", int8, "no linear of ");
+  expect("*lm_head", int8, "lm_head is meant only by exactly its name: --set lm_head=");
+  expect("*embed_tokens", keep, "model.embed_tokens is meant only by exactly its name: --keep model.embed_tokens; ");
+  for (const char* glob : {"lm_head", "model.embed_tokens", "*", "*.mlp.*", "model.layers.1.*"})
+    EXPECT_EQ(refusal(glob, keep), "") << glob;
+  synthesize(dir / "moe", {.preset = "tiny-moe"}, {});
+  checkpoint.emplace(Checkpoint::open(dir / "moe"));
+  expect("mlp.expert.*", int8, "did you mean 'mlp.experts.*.");
+  expect("mlp.gate", int8, "'model.layers.0.mlp.gate' is none of the linears that a recipe touches");
+  EXPECT_EQ(refusal("mlp.gate", keep), "") << "a router stays as it is with or without the rule";
+  EXPECT_EQ(refusal("mlp.experts.3.*", int8), "");
+}
+
 TEST_F(Plan, WhatAConfigCannotSayIsRefused) {
   EXPECT_TRUE(plan("rtn int4 g64 asym format=awq").refusals.empty());
   const QuantPlan mixed = plan("rtn int4 g64 asym format=awq", {{"*.down_proj", parse_recipe("g32")}});

@@ -6,6 +6,7 @@
 #include "kernels/exec/profile_range.h"
 #include "kernels/model/embed.h"
 #include "src/model/checkpoint_parts.h"
+#include "src/model/mtp.h"
 #include "src/quant/loop/block_transforms.h"
 #include "src/quant/loop/read_ahead.h"
 #include "src/quant/plan/time_plan.h"
@@ -224,7 +225,8 @@ void BlockLoop::quantize_group(size_t op, const Linears& group) {
 
 void BlockLoop::finish() {
   const std::vector<NamedLinear> ends = ends_of(ckpt_.spec);
-  const bool some = std::any_of(ends.begin(), ends.end(), [&](const auto& l) { return plan_.find(l.name); });
+  const bool some = std::any_of(plan_.linears.begin(), plan_.linears.end(),
+                                [](const PlannedLinear& p) { return p.linear.layer == kOutsideBlocks && !p.keep; });
   settle();
   if (!some || journal_.sealed(ckpt_.spec.layers)) return;
   if (const NamedLinear& head = ends.back(); ends.size() > 1 && plan_.find(head.name)) {
@@ -258,8 +260,22 @@ void BlockLoop::finish() {
         },
         nullptr);
   }
+  quantize_mtp();
   ends_.seal(journal_);
   settle();
+}
+
+// The linears of the layer that predicts further tokens, by methods that ask for no statistics.
+void BlockLoop::quantize_mtp() {
+  for (const std::vector<NamedLinear>& group : mtp_linears(ckpt_.spec, ckpt_.store)) {
+    std::vector<LinearDef> items;
+    for (const NamedLinear& l : group)
+      if (plan_.find(l.name))
+        items.push_back({.name = l.name, .out = Slot::x, .out_features = l.out, .in_features = l.in});
+    if (!items.empty())
+      ends_.quantize(
+          items, [](const auto&) { return std::optional<InputStats>(); }, nullptr);
+  }
 }
 
 // The largest key and value of the layer, for the scales of its FP8 cache.

@@ -22,7 +22,8 @@ class BlockLoop {
   // Quantizes and seals the block of `layer`, or replays it where an earlier run sealed it. To be called in order, from
   // 0.
   void block(int64_t layer);
-  // After the last block: the head, where the plan quantizes it; seals both ends. Behind it all is on the disk.
+  // After the last block: the head and the layer behind the last, where the plan quantizes them; seals them with the
+  // embedding. Behind it all is on the disk.
   void finish();
   // Does it beside the computation, when the blocks so far are sealed; an error ends a later call.
   void behind(const char* phase, std::function<void()> work) { background_.give(phase, 0, std::move(work)); }
@@ -78,6 +79,7 @@ class BlockLoop {
   void hold_experts(const std::vector<LinearDef>&, const std::function<bool(size_t)>& wanted);
   void sum_mixtures(size_t to);
   Tensor quantize_embedding();
+  void quantize_mtp();
   Tensor whole_embedding();
   void start_streams(const Windows&, ConstTensorView quantized_embedding);
   void watch_kv(size_t op, const Activations&);

@@ -8,6 +8,7 @@ namespace {
 using Grids = FormatRule::Grids;
 using ActOrder = FormatRule::ActOrder;
 using OffTile = FormatRule::OffTile;
+using Embedding = FormatRule::Embedding;
 
 constexpr unsigned bits(std::initializer_list<int> list) {
   unsigned mask = 0;
@@ -20,21 +21,29 @@ constexpr EngineRules kEngines[] = {
      .version = "0.33.0",
      .fuses = true,
      .splits_heads = true,
-     .source = "models/llama.py (heads), quantization/utils/quant_utils.py is_layer_skipped (shards)"},
+     .source = "models/llama.py (heads), quantization/utils/quant_utils.py is_layer_skipped (shards)",
+     .recurrent_source = "layers/mamba/mamba_mixer2.py (assertions), models/qwen3_next.py (num_k_heads // tp_size)",
+     .embedding = "layers/vocab_parallel_embedding.py: the format has no method for embeddings"},
     {.name = "sglang",
      .version = "0.5.23",
      .fuses = true,
      .splits_heads = true,
-     .source = "models/llama.py (heads), layers/quantization/compressed_tensors/utils.py (shards)"},
+     .source = "models/llama.py (heads), layers/quantization/compressed_tensors/utils.py (shards)",
+     .recurrent_source = "layers/attention/mamba/mamba.py (assertions), models/qwen3_next.py (num_k_heads // tp_size)",
+     .kv_scales = "passes the scales of kv=fp8 by, an FP8 cache runs there on scales of 1 "
+                  "(layers/quantization/compressed_tensors/compressed_tensors.py get_quant_method: no cache)",
+     .embedding = "layers/vocab_parallel_embedding.py: the format has no method for embeddings"},
     {.name = "tensorrt-llm",
      .version = "008e0af",
      .fuses = true,
      .splits_heads = true,
-     .source = "_torch/modules/attention.py (heads), _torch/modules/linear.py WeightMode (shards)"},
+     .source = "_torch/modules/attention.py (heads), _torch/modules/linear.py WeightMode (shards)",
+     .embedding = "_torch/modules/embedding.py: its weights are floats"},
     {.name = "transformers",
      .version = "5.23.0",
      .splits_heads = true,
-     .source = "distributed/tensor_parallel.py get_kv_heads_per_rank"},
+     .source = "distributed/tensor_parallel.py get_kv_heads_per_rank",
+     .embedding = "gptqmodel nn_modules/qlinear: linears alone are replaced"},
     {.name = "llama.cpp", .version = "b11549", .source = "src/llama-model.cpp: GPUs share layers, not linears"},
 };
 
@@ -55,6 +64,7 @@ constexpr FormatRule kFormats[] = {
      .tile_in = 128,
      .either_way = true,
      .off_tile = OffTile::padded,
+     .marlin_experts = true,
      .source = "quantization/auto_gptq.py TYPE_MAP, utils/gptq_utils.py normalize_and_validate_gptq_desc_act, "
                "kernels/linear/mixed_precision/marlin.py can_implement, utils/marlin_utils.py marlin_padded_nk"},
     {.engine = "vllm",
@@ -66,6 +76,7 @@ constexpr FormatRule kFormats[] = {
      .tile_in = 128,
      .either_way = true,
      .off_tile = OffTile::padded,
+     .marlin_experts = true,
      .source = "quantization/auto_awq.py AutoAWQConfig; other groups than Marlin's take its plain AWQ kernel"},
     {.engine = "vllm",
      .format = "compressed-tensors",
@@ -77,6 +88,8 @@ constexpr FormatRule kFormats[] = {
      .tile_in = 128,
      .either_way = true,
      .off_tile = OffTile::padded,
+     .marlin_experts = true,
+     .embedding = Embedding::integers,
      .source = "compressed_tensors/schemes/compressed_tensors_wNa16.py (3 bits fill its words to the last bit, the "
                "library's released layout does not), compressed_tensors.py (actorder)"},
     {.engine = "vllm",
@@ -124,6 +137,7 @@ constexpr FormatRule kFormats[] = {
      .words_along_out = true,
      .tile_out = 64,
      .tile_in = 128,
+     .marlin_experts = true,
      .source = "layers/quantization/gptq/gptq.py GPTQMarlinConfig, marlin_utils.py verify_marlin_supports_shape"},
     {.engine = "sglang",
      .format = "awq",
@@ -133,6 +147,7 @@ constexpr FormatRule kFormats[] = {
      .tile_out = 64,
      .tile_in = 128,
      .off_tile = OffTile::slower_kernel,
+     .marlin_experts = true,
      .source = "layers/quantization/awq/awq.py get_quant_method: falls back to its plain AWQ kernel"},
     {.engine = "sglang",
      .format = "compressed-tensors",
@@ -144,6 +159,7 @@ constexpr FormatRule kFormats[] = {
      .words_along_out = true,
      .tile_out = 64,
      .tile_in = 128,
+     .marlin_experts = true,
      .source = "compressed_tensors/schemes/compressed_tensors_wNa16.py, marlin_utils.py"},
     {.engine = "sglang",
      .format = "compressed-tensors",
@@ -174,7 +190,7 @@ constexpr FormatRule kFormats[] = {
      .words_along_in = true,
      .source = "layers/quantization/modelopt_quant.py ModelOptFp4Config"},
     {.engine = "sglang", .format = "mxfp4", .packing = "mxfp4", .source = "layers/quantization/mxfp4.py Mxfp4Config"},
-    {.engine = "sglang", .format = "gguf", .source = "layers/quantization/gguf.py"},
+    {.engine = "sglang", .format = "gguf", .embedding = Embedding::any, .source = "layers/quantization/gguf.py"},
 
     // --- TensorRT-LLM (its PyTorch backend) ------------------------------------------------------------------
     {.engine = "tensorrt-llm", .format = "bf16", .source = "_torch/modules/linear.py UnquantizedLinearMethod"},
@@ -224,6 +240,7 @@ constexpr FormatRule kFormats[] = {
     {.engine = "transformers",
      .format = "compressed-tensors",
      .act_order = ActOrder::yes,
+     .embedding = Embedding::any,
      .splits = false,
      .source = "quantizers/quantizer_compressed_tensors.py"},
     {.engine = "transformers", .format = "fp8", .source = "quantizers/quantizer_finegrained_fp8.py"},
@@ -232,10 +249,14 @@ constexpr FormatRule kFormats[] = {
      .packing = "mxfp4",
      .splits = false,
      .source = "utils/quantization_config.py Mxfp4Config"},
-    {.engine = "transformers", .format = "gguf", .splits = false, .source = "quantizers/quantizer_gguf.py"},
+    {.engine = "transformers",
+     .format = "gguf",
+     .embedding = Embedding::any,
+     .splits = false,
+     .source = "quantizers/quantizer_gguf.py"},
 
     // --- llama.cpp -------------------------------------------------------------------------------------------
-    {.engine = "llama.cpp", .format = "gguf", .source = "src/llama-model-loader.cpp"},
+    {.engine = "llama.cpp", .format = "gguf", .embedding = Embedding::any, .source = "src/llama-model-loader.cpp"},
 };
 
 }  // namespace

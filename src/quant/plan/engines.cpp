@@ -9,6 +9,7 @@
 
 #include "src/core/text/nearest.h"
 #include "src/model/family.h"
+#include "src/model/op_slots.h"
 
 namespace fewbit {
 namespace {
@@ -28,6 +29,18 @@ struct Fused {
   bool experts = false;
 };
 
+// Whether a linear reads what heads, channels or groups of its own GPU made; else what every GPU has whole, behind a
+// norm or in the residual stream.
+bool reads_parts(const std::vector<BlockOp>& block, const Linears& l) {
+  bool normed = false;
+  for (const BlockOp& op : block) {
+    if (std::get_if<Linears>(&op) == &l) break;
+    const std::vector<Slot> written = slots_written(op);
+    if (std::find(written.begin(), written.end(), l.in) != written.end()) normed = std::holds_alternative<Norm>(op);
+  }
+  return l.in != Slot::x && !normed;
+}
+
 class Check {
  public:
   Check(const ModelSpec& spec, const QuantPlan& plan, const EngineRules& engine, int64_t tp)
@@ -43,6 +56,9 @@ class Check {
       return std::move(v_);
     }
     check_family();
+    if (plan_.fp8_kv_cache && !engine_.kv_scales.empty()) add_note(fmt::format("{} {}", who(), engine_.kv_scales));
+    check_ends();
+    check_recurrent_heads();
     const bool heads_fit = check_heads();
     for (int64_t layer = 0; layer < spec_.layers; ++layer)
       for (const BlockOp& op : spec_.block(layer)) check_op(layer, op, heads_fit);
@@ -71,8 +87,47 @@ class Check {
       if (n.refuses)
         refuse(spec_.arch, said);
       else
-        v_.note = said;
+        add_note(said);
     }
+  }
+  void add_note(const std::string& said) { v_.note += (v_.note.empty() ? "" : "; ") + said; }
+
+  // Embedding and head, where they are packed.
+  void check_ends() {
+    for (const PlannedLinear& p : plan_.linears) {
+      const bool embedding = p.linear.name + ".weight" == spec_.embed;
+      if ((!embedding && p.linear.name + ".weight" != spec_.lm_head) || p.keep || p.layout().empty()) continue;
+      const FormatRule* r = row_of(p);
+      if (!r) continue;
+      const bool integers = p.recipe.spec.grid == Grid::integer && p.recipe.spec.symmetric;
+      if (const std::string why = scheme_refusal(*r, p); !why.empty())
+        refuse(p.linear.name, fmt::format("{} {} ({})", who(), why, r->source));
+      else if (embedding && (r->embedding == FormatRule::Embedding::no ||
+                             (r->embedding == FormatRule::Embedding::integers && !integers)))
+        refuse(p.linear.name, fmt::format("{} does not load a packed embedding of {} in format {} ({})", who(),
+                                          p.recipe.spec.str(), plan_.format->name,
+                                          r->embedding == FormatRule::Embedding::no ? engine_.embedding : r->source));
+      else if (embedding && r->embedding == FormatRule::Embedding::integers)
+        v_.notes[p.linear.name] = fmt::format(
+            "{} loads a packed embedding only in families whose code passes the quantization on to it", who());
+    }
+  }
+
+  void check_recurrent_heads() {
+    if (tp_ == 1 || engine_.recurrent_source.empty()) return;
+    for (const auto& ops : spec_.kinds)
+      for (const BlockOp& op : ops) {
+        std::string what;
+        if (const auto* d = std::get_if<DeltaRule>(&op); d && (d->k_heads % tp_ != 0 || d->v_heads % tp_ != 0))
+          what = fmt::format("{} key and {} value heads of its delta nets", d->k_heads, d->v_heads);
+        if (const auto* s = std::get_if<StateScan>(&op);
+            s && (s->heads % tp_ != 0 || (s->groups % tp_ != 0 && s->groups != 1)))
+          what = fmt::format("{} heads in {} groups of its state spaces", s->heads, s->groups);
+        if (what.empty()) continue;
+        refuse(spec_.arch, fmt::format("{} gives each of {} GPUs whole heads: {} do not divide among them ({})", who(),
+                                       tp_, what, engine_.recurrent_source));
+        return;
+      }
   }
 
   // True where every GPU gets whole heads.
@@ -115,7 +170,7 @@ class Check {
 
   void check_op(int64_t layer, const BlockOp& op, bool heads_fit) {
     if (const auto* l = std::get_if<Linears>(&op)) {
-      const bool inner = l->in == Slot::attn || l->in == Slot::act;
+      const bool inner = reads_parts(spec_.block(layer), *l);
       const Attention* a = attention_of(spec_.block(layer));
       const LatentAttention* latent = latent_attention_of(spec_.block(layer));
       const bool of_heads = (a && (l->in == a->out || l->items[0].out == fused_source(spec_.block(layer), a->q))) ||
@@ -260,7 +315,11 @@ class Check {
         refuse(p.linear.name, fmt::format("{} {} ({})", who(), why, r->source));
       }
     }
-    if (tiled && even) check_tile(f, *tiled, fused_out, fused_in);
+    if (!tiled || !even) return;
+    if (f.experts && tiled->marlin_experts)
+      check_expert_tile(f, fused_out, fused_in);
+    else
+      check_tile(f, *tiled, fused_out, fused_in);
   }
 
   void check_tile(const Fused& f, const FormatRule& r, int64_t out, int64_t in) {
@@ -275,6 +334,23 @@ class Check {
       else
         v_.notes[s.linear->linear.name] = fmt::format(
             "{}: {}; it {}", who(), what, r.off_tile == FormatRule::OffTile::padded ? "pads" : "takes a slower kernel");
+    }
+  }
+
+  void check_expert_tile(const Fused& f, int64_t out, int64_t in) {
+    constexpr std::array<int64_t, 4> kGroups{-1, 32, 64, 128};
+    const bool wide = f.cut == Cut::outputs;
+    const int64_t hidden = wide ? in : out, width = wide ? out / std::ssize(f.shards) : in;
+    for (const Shard& s : f.shards) {
+      if (s.linear->keep) continue;
+      const int64_t group = s.linear->recipe.spec.group, unit = std::max<int64_t>(64, group);
+      if (hidden % 128 == 0 && width % unit == 0 && std::find(kGroups.begin(), kGroups.end(), group) != kGroups.end())
+        continue;
+      v_.notes[s.linear->linear.name] = fmt::format(
+          "{}: Marlin runs experts of groups of 32, 64, 128 or a row whose hidden size is a multiple of 128 and whose "
+          "width on a GPU is one of {}, and here they are {} and {}; it takes a slower kernel (utils/marlin_utils.py "
+          "check_moe_marlin_supports_layer)",
+          who(), unit, hidden, width);
     }
   }
 

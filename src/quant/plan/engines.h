@@ -19,6 +19,9 @@ struct EngineRules {
   bool fuses = false;          // linears of one input run as one, and the experts of a layer too: one scheme each
   bool splits_heads = false;   // tensor parallelism gives every GPU whole heads
   std::string_view source{};   // of these two
+  std::string_view recurrent_source{};  // of its whole heads of delta nets and state spaces; "" = not known
+  std::string_view kv_scales{};  // what becomes of the scales of an FP8 cache that it does not take; "" = it does
+  std::string_view embedding{};  // why a packed embedding does not load where no row takes one
 };
 
 // What an engine takes of one format. A packing that has no row is refused.
@@ -40,6 +43,12 @@ struct FormatRule {
   int64_t tile_out = 0, tile_in = 0;  // of the kernel, for each GPU's share of a fused linear; 0 = any
   bool either_way = false;            // the tile may also be tile_in outputs by tile_out inputs
   OffTile off_tile = OffTile::refused;
+  // Experts have a rule of their own: Marlin's wants hidden % 128 = 0, their width on a GPU % max(64, group) = 0 and
+  // one of its groups, or another kernel runs them.
+  bool marlin_experts = false;
+  // A packed embedding is read: of any kind, or of symmetric integers alone where the code of the family passes its
+  // config on.
+  enum class Embedding : uint8_t { no, integers, any } embedding = Embedding::no;
   bool splits = true;  // is taken with --tp above 1
   std::string_view source{};
 };

@@ -57,10 +57,12 @@ class Estimate {
           all.push_back({{phase, layer, device, host}, states});
         });
     }
+    int64_t packed = 0;  // they are sealed together
     for (const PlannedLinear& p : plan_.linears)
       if (is_end(p.linear) && !p.keep)
-        all.push_back({{"ends", spec_.layers, end_bytes(p), program + p.out_bytes + p.linear.out * p.linear.in},
-                       plan_.calibrates() ? streams_bytes() : 0});
+        all.push_back(
+            {{"ends", spec_.layers, end_bytes(p), program + (packed += p.out_bytes) + p.linear.out * p.linear.in},
+             plan_.calibrates() ? streams_bytes() : 0});
     return all;
   }
 
@@ -72,7 +74,6 @@ class Estimate {
       if (m.of.device + m.of.host > p.device + p.host) p = m.of;
     }
     std::vector<PhaseMemory> all;
-    all.reserve(most.size());
     for (auto& [name, p] : most) all.push_back(p);
     return all;
   }
@@ -120,8 +121,7 @@ class Estimate {
   }
   Chunks transformed() const {
     Chunks some = chunks_;
-    const int64_t length = std::max<int64_t>(1, some.length);
-    some.windows = std::min(some.windows, std::max<int64_t>(1, kTransformTokens / length));
+    some.windows = std::min(some.windows, std::max<int64_t>(1, kTransformTokens / std::max<int64_t>(1, some.length)));
     return some;
   }
   int64_t streams_bytes() const { return own_rows(chunks_) * (spec_.width() + kept_features()) * elem_ * streams_; }

@@ -25,7 +25,8 @@
 namespace fewbit {
 namespace {
 
-constexpr int64_t kWidestTurn = 1024;   // what the kernel that turns rows has room for
+constexpr int64_t kWidestTurn = 1024;  // what the kernel that turns rows has room for
+constexpr std::string_view kModel = "model.";
 constexpr int64_t kNarrowestTurn = 16;  // below that a matrix spreads little
 
 using GgufTypes = std::map<std::string, const gguf::BlockType*>;
@@ -184,7 +185,12 @@ PlannedLinear plan_linear(const Checkpoint& c, const NamedLinear& l, const Recip
   if (p.recipe.turns_inputs) turn_input(c.spec, p);
   if (p.recipe.format != base.format)
     refuse(fmt::format("one checkpoint has one format: {} here, {} elsewhere", p.recipe.format, base.format));
-  if (is_end(l)) {
+  if (is_mtp(c.spec, l)) {
+    if (std::string why = refuses_mtp(c, *plan.format, p); !why.empty()) {
+      refuse(std::move(why));
+      return p;
+    }
+  } else if (is_end(l)) {
     adapt_to_end(c, *plan.format, p);
     if (!plan.format->packed_ends) {
       refuse(fmt::format("format {} has no word for a packed head or embedding; {} have", plan.format->name,
@@ -281,7 +287,10 @@ QuantizationSummary summary_of(const Checkpoint& c, const QuantPlan& plan) {
       summary.dense.push_back(p.linear.name);
     }
   }
-  std::erase_if(summary.dense, [&](const std::string& name) { return summary.linears.count(name) > 0; });
+  std::erase_if(summary.dense, [&](const std::string& name) {
+    const std::string as_inner = starts_with(name, kModel) ? name.substr(kModel.size()) : "";  // see always_dense()
+    return summary.linears.count(name) > 0 || summary.linears.count(as_inner) > 0;
+  });
   return summary;
 }
 
@@ -310,6 +319,7 @@ void bound_learning(const ModelSpec& spec, const PlanOptions& o, QuantPlan& plan
 QuantPlan make_plan(const Checkpoint& c, const PlanOptions& o) {
   QuantPlan plan;
   require_sources(c, o.rules);
+  require_matches(c, o.rules);
   const FullRecipe base = resolve(o.base);
   if (base.rotation.has_value() != !c.rotation.empty() || base.rotation.value_or(0) != c.rotation_seed)
     fail(ErrorKind::usage, fmt::format("\"{}\": this command takes models as they are; `quantize` and `evaluate sweep` "
@@ -327,6 +337,7 @@ QuantPlan make_plan(const Checkpoint& c, const PlanOptions& o) {
   for (const NamedLinear& l : linears_of(c.spec)) wanted.emplace_back(l, recipe_for(c, l, o));
   for (const NamedLinear& l : ends_of(c.spec))
     if (const std::optional<Recipe> r = recipe_for_end(l, o)) wanted.emplace_back(l, *r);
+  for (auto& further : wanted_of_mtp(c, o)) wanted.push_back(std::move(further));
   refuse_tied_head(c.spec, o, plan);
   for (const auto& [linear, recipe] : wanted) plan.add(plan_linear(c, linear, recipe, base, types, plan));
   pass_powers_of_two(c, plan);
@@ -340,7 +351,7 @@ QuantPlan make_plan(const Checkpoint& c, const PlanOptions& o) {
     bits += 8.0 * static_cast<double>(p.out_bytes);
     weights += static_cast<double>(p.linear.out * p.linear.in);
   }
-  plan.kept = kept_of(c, *plan.format);
+  plan.kept = kept_of(c, plan);
   plan.out_bytes = copied_bytes(c, replaced);
   if (plan.fp8_kv_cache) plan.out_bytes += c.spec.layers * 2 * bytes_of(DType::f32);
   for (const PlannedLinear& p : plan.linears)

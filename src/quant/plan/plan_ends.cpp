@@ -4,6 +4,8 @@
 
 #include "src/model/gguf/mixes.h"
 #include "src/model/gguf/writer.h"
+#include "src/model/mtp.h"
+#include "src/quant/rule_match.h"
 
 namespace fewbit {
 
@@ -38,6 +40,35 @@ void adapt_to_end(const Checkpoint& c, const CheckpointFormat& format, PlannedLi
   p.recipe.spec.activations = ActQuant::none;
   p.note = c.spec.tied() ? "the embedding is the head too, which runs on the same rounded values"
                          : "embeddings are rounded to the nearest, row by row";
+}
+
+std::vector<std::pair<NamedLinear, Recipe>> wanted_of_mtp(const Checkpoint& c, const PlanOptions& o) {
+  std::vector<std::pair<NamedLinear, Recipe>> wanted;
+  if (o.rules.empty()) return wanted;
+  for (const std::vector<NamedLinear>& group : mtp_linears(c.spec, c.store))
+    for (const NamedLinear& l : group) {
+      std::optional<Recipe> r;
+      for (const Rule& rule : o.rules)
+        if (means_mtp(rule, c.spec, l)) r = overlay(o.base, rule.recipe);
+      if (r && !r->keep && !r->source_grid) wanted.emplace_back(l, *r);
+    }
+  return wanted;
+}
+
+std::string refuses_mtp(const Checkpoint& c, const CheckpointFormat& format, PlannedLinear& p) {
+  p.recipe.transforms.clear();
+  p.note = "of the layer that predicts further tokens: without calibration";
+  if (format.gguf) return "a .gguf of the language model has no place for it; --keep it";
+  if (!c.rotation.empty()) return "rotate turns the states that it reads, and this layer is not turned; --keep it";
+  if (!has_linear(c.store, p.linear.name))
+    return "lies in a stack of experts, which travels as it is; name the other linears of the layer";
+  if (p.recipe.needs() != Needs::nothing)
+    return fmt::format(
+        "calibration does not run the layer that predicts further tokens, and {} looks at inputs; \"rtn {}\" or "
+        "\"fp8\" look at none",
+        p.recipe.spec.activations == ActQuant::tensor ? "acts=tensor" : p.recipe.method->name,
+        p.recipe.spec.grid == Grid::integer ? p.recipe.spec.str() : "int8 g128");
+  return "";
 }
 
 }  // namespace fewbit

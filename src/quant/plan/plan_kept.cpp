@@ -58,7 +58,7 @@ std::string kept_by_family(const ModelSpec& spec, const NamedLinear& l) {
   return std::string(kept_in_block(*family, l.name.substr(spec.prefix(l.layer).size())));
 }
 
-std::vector<KeptGroup> kept_of(const Checkpoint& c, const CheckpointFormat& format) {
+std::vector<KeptGroup> kept_of(const Checkpoint& c, const QuantPlan& plan) {
   Groups groups(c);
   for (int64_t layer = 0; layer < c.spec.layers; ++layer)
     for (const BlockOp& op : c.spec.block(layer))
@@ -72,8 +72,10 @@ std::vector<KeptGroup> kept_of(const Checkpoint& c, const CheckpointFormat& form
   std::vector<std::string> unknown = unknown_matrices(c);
   for (std::string& stack : unknown_stacks(c)) unknown.push_back(std::move(stack));
   for (const std::string& module : unknown) {
+    if (plan.find(module)) continue;
     const std::string_view known = family ? kept_outside(*family, module) : std::string_view();
-    groups.add(module, std::string(known.empty() ? kUnknown : known) + std::string(format.gguf ? kNotInGguf : ""));
+    groups.add(module,
+               std::string(known.empty() ? kUnknown : known) + std::string(plan.format->gguf ? kNotInGguf : ""));
   }
   return groups.take();
 }

@@ -8,6 +8,6 @@ namespace fewbit {
 std::string kept_by_family(const ModelSpec&, const NamedLinear&);
 
 // Matrices outside of the plan's linears by their reason: routers and gates, and what is not part of the op list.
-std::vector<KeptGroup> kept_of(const Checkpoint&, const CheckpointFormat&);
+std::vector<KeptGroup> kept_of(const Checkpoint&, const QuantPlan&);
 
 }  // namespace fewbit
