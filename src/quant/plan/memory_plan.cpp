@@ -51,7 +51,7 @@ class Estimate {
     for (int64_t layer = 0; layer < spec_.layers; ++layer) {
       const int64_t host = program + host_bytes(ckpt_, plan_, layer, waves.weights);
       if (!plan_.calibrates())
-        all.push_back({{"quantize", layer, largest_alone(plan_, layer), host}});
+        all.push_back({{"quantize", layer, largest_alone(kind_, plan_, layer), host}});
       else
         block(layer, waves, stored, [&](const char* phase, int64_t device, int64_t states) {
           all.push_back({{phase, layer, device, host}, states});

@@ -46,10 +46,10 @@ int64_t method_bytes(Device::Kind kind, const PlannedLinear& p, bool sibling) {
   return bytes_of_method(kind, p, sibling) + turned;
 }
 
-int64_t largest_alone(const QuantPlan& plan, int64_t layer) {
+int64_t largest_alone(Device::Kind kind, const QuantPlan& plan, int64_t layer) {
   int64_t most = 0;
   for (const PlannedLinear& p : plan.linears)
-    if (p.linear.layer == layer && !p.keep) most = std::max(most, p.linear.out * p.linear.in * (p.lossless ? 6 : 14));
+    if (p.linear.layer == layer && !p.keep) most = std::max(most, method_bytes(kind, p));
   return most;
 }
 

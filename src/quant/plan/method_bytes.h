@@ -16,7 +16,7 @@ int64_t program_bytes(Device::Kind);
 int64_t method_bytes(Device::Kind, const PlannedLinear&, bool sibling = false);
 
 // Of the linear of a block that needs most, where nothing is calibrated.
-int64_t largest_alone(const QuantPlan&, int64_t layer);
+int64_t largest_alone(Device::Kind, const QuantPlan&, int64_t layer);
 // Host memory that a block needs on any device: its packed tensors until they are sealed and those of the block before
 // that are on their way to the disk (but where experts come in waves), codes that wait to be packed, those of the
 // linear at hand and its packed copy, and the stored weights that were read last.
