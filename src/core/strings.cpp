@@ -42,11 +42,32 @@ bool ends_with(std::string_view s, std::string_view suffix) {
   return s.size() >= suffix.size() && s.substr(s.size() - suffix.size()) == suffix;
 }
 
+namespace {
+
+// Characters of the pattern from `i` on that stand for `c`; 0: they do not.
+size_t stands_for(std::string_view p, size_t i, char c) {
+  if (p[i] == '?') return 1;
+  const size_t close = p[i] == '[' ? p.find(']', i + 2) : std::string_view::npos;
+  if (close == std::string_view::npos) return p[i] == c && p[i] != '*' ? 1 : 0;
+  std::string_view set = p.substr(i + 1, close - i - 1);
+  const bool but = set.size() > 1 && set.front() == '!';
+  if (but) set.remove_prefix(1);
+  bool among = false;
+  for (size_t k = 0; k < set.size(); ++k) {
+    const bool range = k + 2 < set.size() && set[k + 1] == '-';
+    among |= range ? set[k] <= c && c <= set[k + 2] : set[k] == c;
+    if (range) k += 2;
+  }
+  return among != but ? close - i + 1 : 0;
+}
+
+}  // namespace
+
 bool glob_match(std::string_view p, std::string_view t) {
   size_t i = 0, j = 0, star = std::string_view::npos, mark = 0;
   while (j < t.size()) {
-    if (i < p.size() && (p[i] == '?' || (p[i] == t[j] && p[i] != '*'))) {
-      ++i, ++j;
+    if (const size_t n = i < p.size() ? stands_for(p, i, t[j]) : 0) {
+      i += n, ++j;
     } else if (i < p.size() && p[i] == '*') {
       star = i++;
       mark = j;

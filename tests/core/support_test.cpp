@@ -27,7 +27,16 @@ TEST(GlobMatch, Cases) {
   EXPECT_FALSE(glob_match("a*ab", "aaba"));
   EXPECT_TRUE(glob_match("lm_head", "lm_head"));
   EXPECT_FALSE(glob_match("lm_head", "model.lm_head"));
-  EXPECT_TRUE(glob_match("a[0]", "a[0]"));  // brackets are themselves
+  EXPECT_TRUE(glob_match("model.layers.[23].*", "model.layers.3.mlp"));
+  EXPECT_FALSE(glob_match("model.layers.[23].*", "model.layers.4.mlp"));
+  EXPECT_TRUE(glob_match("*.experts.[0-3].*", "a.experts.17.b.experts.2.up")) << "the star has to give back here too";
+  EXPECT_FALSE(glob_match("*.[!0-3].*", "a.2.b"));
+  EXPECT_TRUE(glob_match("*.[!0-3].*", "a.7.b"));
+  EXPECT_TRUE(glob_match("[]a]", "]"));
+  EXPECT_TRUE(glob_match("a[b", "a[b")) << "nothing closes it";
+  EXPECT_FALSE(glob_match("a[b", "ab"));
+  EXPECT_TRUE(glob_match("a[0]", "a0"));
+  EXPECT_FALSE(glob_match("a[0]", "a[0]"));
   EXPECT_FALSE(glob_match("?", ""));
 }
 

@@ -45,7 +45,12 @@ class HostileConfig : public testing::Test {
   TempDir dir_;
 };
 
-TEST_F(HostileConfig, BrokenJson) { expect_refused(hostile_json(demo_config().dump()), opened()); }
+TEST_F(HostileConfig, BrokenJson) {
+  std::vector<Hostile> cases = hostile_json(demo_config().dump());
+  for (Hostile& h : cases)
+    if (h.name == "NaN" || h.name == "Infinity") h.taken = true;  // Python writes them; no key of the model's has one
+  expect_refused(cases, opened());
+}
 
 TEST_F(HostileConfig, Sizes) {
   std::vector<Hostile> cases = {
