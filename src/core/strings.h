@@ -14,8 +14,8 @@ std::string join(const std::vector<std::string>& parts, std::string_view separat
 bool starts_with(std::string_view s, std::string_view prefix);
 bool ends_with(std::string_view s, std::string_view suffix);
 
-// Shell-like match over the whole text: '*' any run, '?' one character, '[ab]' and '[0-3]' one of these, '[!ab]' any but
-// these, the rest literally, as is a '[' that nothing closes.
+// Shell-like match over the whole text: '*' any run, '?' one character, '[ab]' and '[0-3]' one of these, '[!ab]' any
+// but these, the rest literally, as is a '[' that nothing closes.
 bool glob_match(std::string_view pattern, std::string_view text);
 
 std::string hex_of(std::span<const uint8_t> bytes);  // "00ff1a": two digits a byte
