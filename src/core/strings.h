@@ -11,6 +11,7 @@ namespace fewbit {
 std::vector<std::string> split(std::string_view s, char separator);  // "a+b" -> {"a", "b"}; empty -> {""}
 std::vector<std::string> words(std::string_view s);                  // runs of non-blank characters
 std::string join(const std::vector<std::string>& parts, std::string_view separator);
+void add_note(std::string& notes, std::string_view note);  // "one; another"; nothing where the note is ""
 bool starts_with(std::string_view s, std::string_view prefix);
 bool ends_with(std::string_view s, std::string_view suffix);
 

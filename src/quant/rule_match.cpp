@@ -13,6 +13,8 @@ namespace {
 
 constexpr size_t kNamesShown = 16;  // of a block: a line that says all of a mixture's would be no line
 
+std::string last_of(const std::string& name) { return name.substr(name.rfind('.') + 1); }
+
 bool is_end_by_exact_name(const ModelSpec& spec, const Rule& rule) {
   const std::vector<NamedLinear> ends = ends_of(spec);
   return rule.glob == "lm_head" ||  // of a tied model: its plan has a word of its own for that
@@ -44,7 +46,6 @@ std::string meant(const std::string& glob, const std::vector<std::string>& names
   std::string wanted = glob;
   while (!wanted.empty() && (wanted.front() == '*' || wanted.front() == '.')) wanted.erase(0, 1);
   while (!wanted.empty() && (wanted.back() == '*' || wanted.back() == '.')) wanted.pop_back();
-  const auto last_of = [](const std::string& name) { return name.substr(name.rfind('.') + 1); };
   std::vector<std::string> known = names;
   for (const std::string& name : names) known.push_back(last_of(name));
   const std::vector<std::string_view> all(known.begin(), known.end());
@@ -78,7 +79,6 @@ std::string matrix_of(const Checkpoint& c, const std::string& glob) {
 
 [[noreturn]] void refuse(const Checkpoint& c, const Rule& rule) {
   const std::string flag = fmt::format("{} '{}'", rule.recipe.keep ? "--keep" : "--set", rule.glob);
-  const auto last_of = [](const std::string& name) { return name.substr(name.rfind('.') + 1); };
   for (const NamedLinear& end : ends_of(c.spec))
     if (glob_match(rule.glob, end.name) || last_of(rule.glob) == last_of(end.name))
       fail(ErrorKind::usage, fmt::format("{}: {} is meant only by exactly its name: {} {}{}", flag, end.name,

@@ -14,6 +14,16 @@
 namespace fewbit::test {
 namespace {
 
+TEST(Notes, StandInALine) {
+  std::string notes;
+  add_note(notes, "");
+  EXPECT_EQ(notes, "");
+  add_note(notes, "one");
+  add_note(notes, "");
+  add_note(notes, "another");
+  EXPECT_EQ(notes, "one; another");
+}
+
 TEST(GlobMatch, Cases) {
   EXPECT_TRUE(glob_match("", ""));
   EXPECT_FALSE(glob_match("", "a"));

@@ -1,6 +1,7 @@
 #include "src/quant/journal/read_model.h"
 
 #include "src/core/error.h"
+#include "src/core/strings.h"
 
 namespace fewbit {
 
@@ -13,7 +14,7 @@ void read_model(const Checkpoint& c, const RunFolder& folder, const std::filesys
   if (lines.empty()) return;
   if (!job.allow_nonfinite)
     fail(ErrorKind::checkpoint, lines + "\nget these files anew, or quantize them as they are with --allow-nonfinite");
-  job.note += (job.note.empty() ? "" : "; ") + lines;
+  add_note(job.note, lines);
 }
 
 }  // namespace fewbit

@@ -5,6 +5,7 @@
 
 #include "kernels/cpu/arithmetic.h"
 #include "src/calib/stream.h"
+#include "src/core/strings.h"
 #include "src/quant/journal/identity.h"
 #include "src/quant/journal/read_model.h"
 #include "src/quant/journal/run_status.h"
@@ -150,10 +151,6 @@ void add_loop(const Exec& ex, const BlockLoop& loop, const Background::Times& fi
   report.planned_host_bytes = plan.memory.host + plan.memory.mapped;
 }
 
-void add_note(QuantReport& report, const std::string& note) {
-  if (!note.empty()) report.note += (report.note.empty() ? "" : "; ") + note;
-}
-
 // All blocks. A device that runs out of memory half-way is asked for less, and the blocks that are sealed are replayed:
 // products have the same shapes, so that the bits are the same. `plan` must outlive the loop.
 void run_all_blocks(std::optional<BlockLoop>& loop, const std::function<void()>& begin, const Journal& journal,
@@ -166,7 +163,7 @@ void run_all_blocks(std::optional<BlockLoop>& loop, const std::function<void()>&
       loop.reset();
       const std::string less = keep_less(plan.memory);
       if (less.empty()) throw;
-      add_note(report,
+      add_note(report.note,
                fmt::format("{} in block {}, which was begun again with {}", e.what(), journal.sealed_blocks(), less));
     }
 }
@@ -197,7 +194,7 @@ QuantReport run_pipeline(Exec& ex, const Checkpoint& c, const QuantPlan& plan, c
     run_blocks(loop, journal, none, c, job);
     return report;
   }
-  add_note(report, journal.note());
+  add_note(report.note, journal.note());
   if (plan.time && journal.sealed_blocks() == 0) {  // the plan counts every block
     report.planned_seconds = plan.time->phases;
     report.planned_total_seconds = plan.time->seconds;

@@ -2,6 +2,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "src/core/strings.h"
+
 namespace fewbit {
 namespace {
 
@@ -111,6 +113,8 @@ Json json_of(const TimePlan& t) {
 }
 
 std::string to_json(const QuantReport& r) {
+  std::string notes = r.short_calibration;
+  add_note(notes, r.note);
   Json j = {{"schema", kReportSchema},
             {"recipe", r.recipe},
             {"model", r.model},
@@ -122,7 +126,7 @@ std::string to_json(const QuantReport& r) {
             {"samples", r.samples},
             {"seq_len", r.seq_len},
             {"seed", r.seed},
-            {"note", r.short_calibration + (r.short_calibration.empty() || r.note.empty() ? "" : "; ") + r.note},
+            {"note", notes},
             {"seconds", r.seconds},
             {"phases", r.phases},
             {"hidden_seconds", r.hidden_seconds},

@@ -7,6 +7,7 @@
 #include <optional>
 #include <unordered_map>
 
+#include "src/core/strings.h"
 #include "src/core/text/nearest.h"
 #include "src/model/family.h"
 #include "src/model/op_slots.h"
@@ -56,7 +57,8 @@ class Check {
       return std::move(v_);
     }
     check_family();
-    if (plan_.fp8_kv_cache && !engine_.kv_scales.empty()) add_note(fmt::format("{} {}", who(), engine_.kv_scales));
+    if (plan_.fp8_kv_cache && !engine_.kv_scales.empty())
+      add_note(v_.note, fmt::format("{} {}", who(), engine_.kv_scales));
     check_ends();
     check_recurrent_heads();
     const bool heads_fit = check_heads();
@@ -87,10 +89,9 @@ class Check {
       if (n.refuses)
         refuse(spec_.arch, said);
       else
-        add_note(said);
+        add_note(v_.note, said);
     }
   }
-  void add_note(const std::string& said) { v_.note += (v_.note.empty() ? "" : "; ") + said; }
 
   // Embedding and head, where they are packed.
   void check_ends() {

@@ -216,7 +216,7 @@ void say_what_the_cpu_does(const PlanOptions& o, QuantPlan& plan) {
   for (PlannedLinear& p : plan.linears)
     if (!p.keep && !p.lossless && p.recipe.method && p.recipe.method->encode &&
         (p.blocks || p.recipe.spec.grid == Grid::f4_e2m1))
-      p.note += (p.note.empty() ? "" : "; ") + fmt::format("{} on this grid works on the CPU", p.recipe.method->name);
+      add_note(p.note, fmt::format("{} on this grid works on the CPU", p.recipe.method->name));
 }
 
 // What calibration must see for a linear that will be packed. A rounded embedding asks for nothing.
@@ -237,7 +237,7 @@ void ask_engine(const Checkpoint& c, const PlanOptions& o, QuantPlan& plan) {
   for (Refusal& r : verdict.refusals) plan.refusals.push_back(std::move(r));
   for (PlannedLinear& p : plan.linears)
     if (const auto note = verdict.notes.find(p.linear.name); note != verdict.notes.end())
-      p.note += (p.note.empty() ? "" : "; ") + note->second;
+      add_note(p.note, note->second);
 }
 
 }  // namespace

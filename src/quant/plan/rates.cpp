@@ -254,9 +254,10 @@ void measure_linears(Exec& ex, const QuantPlan& plan, const std::vector<int64_t>
     const PlannedLinear*& at = smallest[rate_key(p)];
     if (!at || p.linear.out * p.linear.in < at->linear.out * at->linear.in) at = &p;
   }
+  const int64_t largest = largest_linear(plan);
   for (const auto& [key, p] : smallest) {
     const double share = o.budget / 2 / static_cast<double>(smallest.size());
-    r.linears[key] = linear_rates(ex, *p, widths, largest_linear(plan), crossed, o, share);
+    r.linears[key] = linear_rates(ex, *p, widths, largest, crossed, o, share);
     r.linears[key].pack = pack_seconds(ex, *p);
   }
   const auto like = std::find_if(plan.linears.begin(), plan.linears.end(),

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "src/core/digest.h"
+#include "src/core/strings.h"
 #include "src/quant/plan/plan_ends.h"
 #include "tools/cli/quantize/recipe_flags.h"
 #include "tools/cli/ranks.h"
@@ -63,7 +64,7 @@ void ImatrixFiles::give_to(QuantJob& job) {
   if (!args_.read.empty()) {
     job.importance = &importance_;
     job.sources.push_back({.name = "the imatrix", .digest = digest_});
-    if (!note_.empty()) job.note += (job.note.empty() ? "" : "; ") + note_;
+    add_note(job.note, note_);
   }
   if (!args_.write.empty())
     job.observed = [this](const std::string& linear, const Tensor& squares, int64_t tokens) {

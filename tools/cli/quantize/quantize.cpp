@@ -290,16 +290,12 @@ void add_times_or_refuse(const QuantizeArgs& a, Exec& ex, const Checkpoint& c, c
   if (claim_out) refuse();                     // what is cheap to store may go to the disk now
 }
 
-void add_note(QuantJob& job, const std::string& note) {
-  if (!note.empty()) job.note += (job.note.empty() ? "" : "; ") + note;
-}
-
 // In the summary and the report of a run; a plan has neither.
 void note_model(const QuantizeArgs& a, const Checkpoint& c, bool plan_only, QuantJob& job) {
   const std::string note = unrounded_inputs_note(c.config.text());
-  add_note(job, c.rotation);
+  add_note(job.note, c.rotation);
   if (!plan_only)
-    add_note(job, note);
+    add_note(job.note, note);
   else if (!note.empty())
     say(a.common, "note: " + note + "\n");
 }
@@ -309,7 +305,7 @@ void make_ready(const Checkpoint& c, const CheckpointFormat& format, QuantJob& j
   job.check_stop = stop_if_requested;
   std::string none;
   if (!format.gguf && !gguf_tokenizer_files(c, &none) && !none.empty())
-    add_note(job, "OUT gets no tokenizer files: " + none);
+    add_note(job.note, "OUT gets no tokenizer files: " + none);
 }
 
 void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
