@@ -185,7 +185,7 @@ MethodResult round_to_nearest(Exec& ex, const LinearJob& job) {
     if (searched) {
       DeviceCodes plain = round_plain(ex, job.weight, {}, job.spec, ScaleRule::absmax);
       result.loss_target_rtn = loss(target, plain);
-      result.loss_rtn = loss(job.weight, plain);
+      result.loss_rtn = shifted ? loss(job.weight, plain) : result.loss_target_rtn;
       if (nearly_equal(result.loss_target_rtn, result.loss_target)) {
         result.loss_target = loss(target, q, LossSums::f64);
         result.loss_target_rtn = loss(target, plain, LossSums::f64);

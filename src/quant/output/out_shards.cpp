@@ -1,6 +1,7 @@
 #include "src/quant/output/out_shards.h"
 
 #include <algorithm>
+#include <chrono>
 #include <map>
 
 #include "src/core/file_io.h"
@@ -11,6 +12,10 @@ namespace fewbit {
 namespace {
 
 namespace fs = std::filesystem;
+
+// Full shards whose digest is still being taken. Each has a thread and a buffer of a mebibyte; blocks do not come so
+// fast that more would help.
+constexpr size_t kFinishing = 3;
 
 int64_t bytes_in(const TensorInfo& t) { return t.shape.numel() * bytes_of(t.dtype); }
 
@@ -124,42 +129,55 @@ OutShards::Shard OutShards::foreseen(int64_t shard, const TensorInfo& t) {
   return it->second->wants(t) ? it->second : nullptr;
 }
 
-// What stands in front of the blocks, and behind them what is the model's own.
+// What stands in front of the blocks and behind them is put into its files by a thread for each of them, for as long as
+// it takes.
 void OutShards::begin() {
-  // The last file is the head's where it holds nothing of a block: it is filled beside the others.
-  const auto last = static_cast<int64_t>(foreseen_.size()) - 1;
-  const std::vector<const TensorInfo*>& own = of_model_.back();
-  const auto of_own = [this](const TensorInfo& info) -> Shard {
-    const std::lock_guard lock(guard_);
-    const auto at = place_of_.find(info.name);
-    return at == place_of_.end() || at->second.shard == own_shard_ ? nullptr : foreseen(at->second.shard, info);
-  };
-  if (last > journal_.shards() && !own.empty() && foreseen_.back().size() == own.size())
-    if (Shard open = of_own(*own.front())) fill_own(last, std::move(open), own);
+  std::map<int64_t, std::vector<const TensorInfo*>> of_shard;
+  for (const auto* own : {&of_model_.front(), &of_model_.back()})
+    for (const TensorInfo* info : *own)
+      if (const auto at = place_of_.find(info->name); at != place_of_.end()) {
+        const std::lock_guard lock(guard_);
+        Shard to = foreseen(at->second.shard, *info);
+        if (!to) continue;
+        of_shard[at->second.shard].push_back(info);
+        beside_[at->second.shard].shard = std::move(to);
+      }
+  for (auto& [shard, own] : of_shard) {
+    Beside& b = beside_.at(shard);
+    for (const TensorInfo* info : own) b.names.insert(info->name);
+    b.done = std::async(std::launch::async, [this, to = b.shard, own = std::move(own)] {
+      const InlineParallel alone;
+      Blocks none;
+      for (const TensorInfo* info : own) put(*to, {*info, kModel}, none);
+    });
+  }
   take(next_++);
-  Blocks none;
-  for (const TensorInfo* info : own)
-    if (const Shard open = of_own(*info)) put(*open, {*info, kModel}, none);
 }
 
-void OutShards::fill_own(int64_t shard, Shard to, std::vector<const TensorInfo*> own) {
-  own_shard_ = shard;
-  own_ = std::async(std::launch::async, [this, open = std::move(to), own = std::move(own)] {
-    const InlineParallel alone;
-    Blocks none;
-    for (const TensorInfo* info : own)
-      if (open->wants(*info)) put(*open, {*info, kModel}, none);
-  });
+bool OutShards::beside(int64_t shard, const std::string& tensor) const {
+  const auto at = beside_.find(shard);
+  return at != beside_.end() && at->second.names.count(tensor);
 }
 
-// Rethrows what went wrong there.
-void OutShards::wait_for_own() {
-  if (own_.valid()) own_.get();
-  own_shard_ = -1;
+// What is still being put into a shard that is full, and its names. Where the shard will be begun anew, nothing: then
+// it has ended, for nobody may write into a file that goes.
+std::future<void> OutShards::let_go_beside(int64_t shard, const std::vector<TensorInfo>& infos,
+                                           std::set<std::string>& names) {
+  const auto at = beside_.find(shard);
+  if (at == beside_.end()) return {};
+  Beside b = std::move(at->second);
+  beside_.erase(at);
+  if (b.shard->holds(infos)) {
+    names = std::move(b.names);
+    return std::move(b.done);
+  }
+  if (b.done.valid()) b.done.get();
+  return {};
 }
 
 void OutShards::advance(int64_t sealed) {
   if (next_ == 0) begin();
+  seal_finished(kFinishing);
   while (next_ <= ckpt_.spec.layers && next_ <= sealed) take(next_++);
   journal_.make_safe_in_time();
 }
@@ -186,9 +204,9 @@ void OutShards::take(int64_t unit) {
     Shard open;
     {
       const std::lock_guard lock(guard_);
-      open = foreseen(journal_.shards(), t.info);
+      open = foreseen(number(), t.info);
     }
-    if (open) put(*open, t, blocks);
+    if (open && !beside(number(), name)) put(*open, t, blocks);
     waiting_.push_back(std::move(t));
   }
   catch_up();
@@ -211,7 +229,7 @@ void OutShards::catch_up() {
   Shard next;
   {
     const std::lock_guard lock(guard_);
-    if (const auto it = open_.find(journal_.shards()); it != open_.end()) next = it->second;
+    if (const auto it = open_.find(number()); it != open_.end()) next = it->second;
   }
   if (next) next->catch_up();
 }
@@ -266,34 +284,58 @@ OutShards::Shard OutShards::begun_for(int64_t number, const std::vector<TensorIn
 
 // What waits becomes a shard. The first `covered` blocks have nothing that is not in shards then.
 void OutShards::write(int64_t covered) {
-  const int64_t number = journal_.shards();
-  if (number == own_shard_) wait_for_own();
-  WrittenFile written;
+  const int64_t full = number();
   std::vector<TensorInfo> infos;
   infos.reserve(waiting_.size());
   for (const Waiting& w : waiting_) infos.push_back(w.info);
+  std::set<std::string> coming;
+  auto beside = std::make_shared<std::future<void>>(let_go_beside(full, infos, coming));
+  const Shard shard = begun_for(full, infos);
   {
-    const Shard shard = begun_for(number, infos);
     Blocks blocks;  // closed before their files go, or their room would stay taken
     for (const Waiting& w : waiting_)
-      if (shard->wants(w.info)) put(*shard, w, blocks);
-    written = shard->finish();
+      if (!coming.count(w.info.name) && shard->wants(w.info)) put(*shard, w, blocks);
   }
+  finishing_.push_back({covered, std::async(std::launch::async, [shard, beside, file = journal_.shard_file(full)] {
+                          if (beside->valid()) beside->get();
+                          WrittenFile written = shard->finish();
+                          sync_file(file);  // what the seal waits for
+                          return written;
+                        })});
   {
     const std::lock_guard lock(guard_);
-    open_.erase(number);
-    full_ = number + 1;
+    open_.erase(full);
+    full_ = full + 1;
   }
   waiting_.clear();
   waiting_bytes_ = 0;
-  journal_.seal_shard(covered, std::move(written));
+  seal_finished(kFinishing);
+}
+
+// Seals the shards that are finished, in their order, and waits until no more than `most` are not. What went wrong
+// beside is thrown here.
+void OutShards::seal_finished(size_t most) {
+  const auto ready = [](const auto& f) {
+    return f.valid() && f.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+  };
+  for (auto& [shard, b] : beside_)
+    if (ready(b.done)) b.done.get();
+  while (!finishing_.empty() && (finishing_.size() > most || ready(finishing_.front().file))) {
+    WrittenFile written = finishing_.front().file.get();
+    const int64_t covered = finishing_.front().covered;
+    finishing_.pop_front();  // before the journal counts it
+    journal_.seal_shard(covered, std::move(written));
+  }
 }
 
 void OutShards::finish() {
   advance(journal_.sealed_blocks());
-  wait_for_own();
   if (next_ == 1 + ckpt_.spec.layers) take(next_++);
-  if (!waiting_.empty() || journal_.shards() == 0) write(journal_.sealed_blocks());
+  if (!waiting_.empty() || number() == 0) write(journal_.sealed_blocks());
+  seal_finished(0);
+  for (auto& [shard, b] : beside_)
+    if (b.done.valid()) b.done.get();
+  beside_.clear();
   for (const auto& [shard, foreseen] : open_) fs::remove(journal_.shard_file(shard));  // that there is not after all
   open_.clear();
   remove_all_but_shards(journal_);

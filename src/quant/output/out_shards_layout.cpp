@@ -53,7 +53,7 @@ bool OutShards::codes_come_last(const QuantPlan& plan) {
 bool OutShards::ends_before(int64_t unit, int64_t bytes) const {
   if (bytes < kWorthAFile) return false;
   if (unit <= ckpt_.spec.layers) {
-    if (codes_last_ && bytes >= kMayWait) return true;
+    if (codes_last_ && (bytes >= kMayWait || unit == ckpt_.spec.layers)) return true;
     int64_t block = unit - 1;
     while (block >= 10 && block % 10 == 0) block /= 10;
     return unit > 10 && block == 1;
