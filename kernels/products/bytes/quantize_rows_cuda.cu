@@ -27,18 +27,23 @@ struct Group {
   }
 };
 
-// Every thread gets the largest magnitude of x[0, n).
-template <class T>
-__device__ float largest_of(const T* __restrict__ x, int64_t n) {
+// Every thread gets the largest of what the block's threads have.
+__device__ float largest_of(float most) {
   __shared__ float warps[kThreads / 32];
-  float most = 0;
-  for (int64_t i = threadIdx.x; i < n; i += kThreads) most = larger_abs(most, to_f32(x[i]));
   for (int lane = 16; lane > 0; lane /= 2) most = larger_abs(most, __shfl_xor_sync(0xffffffffu, most, lane));
   if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = most;
   __syncthreads();
   most = warps[0];
   for (int w = 1; w < kThreads / 32; ++w) most = larger_abs(most, warps[w]);
   return most;
+}
+
+// Every thread gets the largest magnitude of x[0, n).
+template <class T>
+__device__ float largest_of(const T* __restrict__ x, int64_t n) {
+  float most = 0;
+  for (int64_t i = threadIdx.x; i < n; i += kThreads) most = larger_abs(most, to_f32(x[i]));
+  return largest_of(most);
 }
 
 // Every thread gets the scale of x[0, n).
@@ -79,6 +84,44 @@ __global__ void __launch_bounds__(kThreads) round_kernel(const T* x,  // [rows, 
     const float scaled = mul_rn(to_f32(x[at + i]), inverse);
     y[at + i] = from_f32<Y>(mul_rn(kF8 ? f8_round(scaled) : int8_level(scaled), scale));
   }
+}
+
+// The same of whole bf16 rows, which calibration rounds by the hundreds of gigabytes: eight values a load, and what a
+// thread has read stays in its registers until the scale is known.
+constexpr int kHeld = 8;
+constexpr int64_t kMostHeld = int64_t{kHeld} * kThreads * kVec16<__nv_bfloat16>;
+
+template <bool kF8>
+__global__ void __launch_bounds__(kThreads) round_held_kernel(const __nv_bfloat16* x,  // [rows, in]; may be y
+                                                              __nv_bfloat16* y,        // [rows, in]
+                                                              int64_t in, float fixed) {
+  constexpr int kN = kVec16<__nv_bfloat16>;
+  x += blockIdx.x * in, y += blockIdx.x * in;
+  Vec<__nv_bfloat16, kN> held[kHeld];
+  float most = 0;
+#pragma unroll
+  for (int v = 0; v < kHeld; ++v)
+    if (const int64_t i = (int64_t{v} * kThreads + threadIdx.x) * kN; i < in)
+      held[v] = load_vec<__nv_bfloat16, kN>(x + i);
+#pragma unroll
+  for (int v = 0; v < kHeld; ++v)
+    if ((int64_t{v} * kThreads + threadIdx.x) * kN < in)
+      for (int k = 0; k < kN; ++k) most = larger_abs(most, to_f32(held[v][k]));
+  const float scale = row_scale(largest_of(most), fixed, kF8 ? kF8Max : 127.f), inverse = 1.f / scale;
+#pragma unroll
+  for (int v = 0; v < kHeld; ++v)
+    if (const int64_t i = (int64_t{v} * kThreads + threadIdx.x) * kN; i < in) {
+      for (int k = 0; k < kN; ++k) {
+        const float scaled = mul_rn(to_f32(held[v][k]), inverse);
+        held[v][k] = from_f32<__nv_bfloat16>(mul_rn(kF8 ? f8_round(scaled) : int8_level(scaled), scale));
+      }
+      store_vec(y + i, held[v]);
+    }
+}
+
+bool fits_held(ConstTensorView x, const void* y, DType y_dtype, const Groups& groups) {
+  return x.dtype == DType::bf16 && y_dtype == DType::bf16 && groups.of_row == 1 && groups.in <= kMostHeld &&
+         aligned16(x.as<__nv_bfloat16>(), groups.in) && aligned16(static_cast<const __nv_bfloat16*>(y), groups.in);
 }
 
 // The levels of one row between two turns, in shared memory: the stages of kernels/model/hadamard_cpu.cpp in their
@@ -158,6 +201,13 @@ void launch_round_rows(CudaState& s, ConstTensorView x, const RowQuant& q, void*
   const Groups groups = groups_of(x, q);
   if (groups.count == 0) return;
   const unsigned blocks = static_cast<unsigned>(groups.count);
+  if (!q.only_values() && fits_held(x, y, y_dtype, groups)) {
+    const auto kernel = q.codes == DType::f8_e4m3 ? round_held_kernel<true> : round_held_kernel<false>;
+    kernel<<<blocks, kThreads, 0, s.stream>>>(x.as<__nv_bfloat16>(), static_cast<__nv_bfloat16*>(y), groups.in,
+                                              q.fixed);
+    FEWBIT_CUDA_LAUNCHED();
+    return;
+  }
   dispatch_f32_bf16(x.dtype, [&](auto in) {
     dispatch_f32_bf16(y_dtype, [&](auto out) {
       using T = typename decltype(in)::type;
