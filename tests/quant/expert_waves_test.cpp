@@ -105,6 +105,27 @@ TEST(ExpertWavesPlan, TheSmallestLimitDoesNotHoldAllExperts) {
   EXPECT_TRUE(least.memory.experts_in_waves);
   EXPECT_GT(whole.memory.least_host, all_experts);
   EXPECT_LT(least.memory.least_host, whole.memory.least_host - all_experts);
+  EXPECT_EQ(least.memory.smallest_host, whole.memory.smallest_host) << "it depends on the limit that was given";
+  o.limits.host = least.memory.smallest_host;
+  EXPECT_EQ(make_plan(c, o).memory.refusal, "");
+  o.limits.host -= 1;
+  EXPECT_NE(make_plan(c, o).memory.refusal, "");
+}
+
+TEST(MemoryRefusal, SaysWhatToDoAboutTheLimitThatBinds) {
+  const TempDir dir;
+  synthesize(dir / "tiny", {.preset = "tiny"}, {});
+  const Checkpoint c = Checkpoint::open(dir / "tiny");
+  PlanOptions o{.base = parse_recipe("gptq int4 g128"), .tokens = 2048, .seq_len = 512};
+  o.limits.host = 1;
+  const auto refusal = [&](const char* limit) {
+    o.limits.host_name = limit;
+    return make_plan(c, o).memory.refusal;
+  };
+  EXPECT_NE(refusal("--max-host-memory").find("; give it --max-host-memory "), std::string::npos);
+  EXPECT_NE(refusal("ulimit -v").find("(ulimit -v); raise that limit by "), std::string::npos);
+  EXPECT_NE(refusal("cgroup limit /a").find("(cgroup limit /a); raise that limit by "), std::string::npos);
+  EXPECT_NE(refusal("MemAvailable").find("(MemAvailable); free "), std::string::npos);
 }
 
 }  // namespace

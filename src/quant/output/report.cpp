@@ -89,8 +89,8 @@ LinearRecord linear_record_from_json(const std::string& text) {
 Json json_of(const MemoryPlan& m) {
   Json j = {{"states_bytes", m.states},
             {"scratch_bytes", m.scratch},
-            {"least_gpu_bytes", m.least_device},
-            {"least_host_bytes", m.least_host},
+            {"least_gpu_bytes", m.smallest_device},
+            {"least_host_bytes", m.smallest_host},
             {"experts_at_once", m.experts_at_once},
             {"experts_in_waves", m.experts_in_waves},
             {"phases", Json::array()},

@@ -345,14 +345,21 @@ MemoryPlan plan_memory(const Checkpoint& c, const QuantPlan& plan, const PlanOpt
   };
   // Keeps what is costly to compute again where there is memory for it, and as many experts as fit.
   m.stored.resize(c.spec.kinds.size());
+  bool found = false;
   for (const Waves& waves : waves_to_try(c.spec, plan)) {
+    std::vector<PhaseMemory> phases = estimate.phases(waves, m.stored);
+    if (!o.on_gpu) on_one_machine(phases);
+    const int64_t device = o.on_gpu ? largest(phases, true).device + kDeviceLibraries : 0;
+    const int64_t host = largest(phases, false).host;
+    if (m.smallest_host == 0 || (o.on_gpu ? device < m.smallest_device : host < m.smallest_host))
+      m.smallest_device = device, m.smallest_host = host;
+    if (found) continue;
+    found = device <= o.limits.device && host <= o.limits.host;
     m.experts_at_once = waves.at_once;
     m.experts_in_waves = waves.weights;
-    m.phases = estimate.phases(waves, m.stored);
-    if (!o.on_gpu) on_one_machine(m.phases);
-    m.least_device = o.on_gpu ? largest(m.phases, true).device + kDeviceLibraries : 0;
-    m.least_host = largest(m.phases, false).host;
-    if (m.least_device <= o.limits.device && m.least_host <= o.limits.host) break;
+    m.phases = std::move(phases);
+    m.least_device = device;
+    m.least_host = host;
   }
   add_lanes(m, estimate, o, plan.calibrates() && has_moe(c.spec));
   m.refusal = memory_refusal(m, o);

@@ -51,7 +51,8 @@ struct MemoryPlan {
   int64_t scratch = 0;           // bytes on disk
   // Of MODEL's files in memory at once, on top of `host`: the system may take them back, so no limit counts them.
   int64_t mapped = 0;
-  int64_t least_device = 0, least_host = 0;  // the smallest limits that would do
+  int64_t least_device = 0, least_host = 0;        // without any states, with as many experts at once as below
+  int64_t smallest_device = 0, smallest_host = 0;  // the smallest limits that would do, whatever the limits are
   StateRoom room{};
   std::vector<std::set<size_t>> stored{};  // by kind of block: ops in front of which all that lives is kept
   std::vector<StopChoice> stops{};         // where rates were measured: what decided `stored`

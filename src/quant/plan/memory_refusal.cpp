@@ -21,20 +21,36 @@ void on_one_machine(std::vector<PhaseMemory>& phases) {
   }
 }
 
+namespace {
+
+// What to do about a limit of the host: one that was stated is stated anew, others are raised by what is missing; of
+// what is free a twentieth is left to others, and so it is of what is added.
+std::string remedy(const std::string& limit, int64_t needs, int64_t may) {
+  if (limit == "--max-host-memory")
+    return fmt::format("give it --max-host-memory {}MiB or more, on a machine that has it", (needs >> 20) + 1);
+  const int64_t missing = needs - may, more = ((missing + missing / 19) >> 20) + 1;
+  if (limit.empty() || limit == "MemAvailable")
+    return fmt::format("free {} MiB more, or take a machine that has it", more);
+  return fmt::format("raise that limit by {} MiB or more", more);
+}
+
+}  // namespace
+
 std::string memory_refusal(const MemoryPlan& m, const PlanOptions& o) {
   const PhaseMemory device = largest(m.phases, true), host = largest(m.phases, false);
-  const auto line = [&](const PhaseMemory& p, const char* what, const char* flag, int64_t needs, int64_t may,
-                        const std::string& by) {
-    return fmt::format(
-        "this run needs {} of {} memory at its least (phase {} of block {}) and may use {}{}; give it {} {}MiB "
-        "or more, on a machine that has it",
-        human_bytes(needs), what, p.phase, p.layer, human_bytes(may), by.empty() ? "" : " (" + by + ")", flag,
-        (needs >> 20) + 1);
+  const auto line = [&](const PhaseMemory& p, const char* what, int64_t needs, int64_t may, const std::string& by,
+                        const std::string& what_to_do) {
+    return fmt::format("this run needs {} of {} memory at its least (phase {} of block {}) and may use {}{}; {}",
+                       human_bytes(needs), what, p.phase, p.layer, human_bytes(may), by.empty() ? "" : " (" + by + ")",
+                       what_to_do);
   };
   if (o.on_gpu && m.least_device > o.limits.device)
-    return line(device, "GPU", "--max-gpu-memory", m.least_device, o.limits.device, "");
+    return line(
+        device, "GPU", m.least_device, o.limits.device, "",
+        fmt::format("give it --max-gpu-memory {}MiB or more, on a machine that has it", (m.least_device >> 20) + 1));
   if (m.least_host > o.limits.host)
-    return line(host, "host", "--max-host-memory", m.least_host, o.limits.host, o.limits.host_name);
+    return line(host, "host", m.least_host, o.limits.host, o.limits.host_name,
+                remedy(o.limits.host_name, m.least_host, o.limits.host));
   return "";
 }
 

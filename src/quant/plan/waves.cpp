@@ -12,7 +12,8 @@ constexpr int kExpertsAtOnce = 32;
 }  // namespace
 
 std::vector<Waves> waves_to_try(const ModelSpec& spec, const QuantPlan& plan) {
-  const bool weights = plan.calibrates() && plan.transforms.empty() && has_moe(spec);
+  if (!has_moe(spec)) return {{.at_once = kExpertsAtOnce}};
+  const bool weights = plan.calibrates() && plan.transforms.empty();
   std::vector<Waves> all;
   for (int at_once = kExpertsAtOnce; at_once > 0; at_once /= 2) {
     all.push_back({.at_once = at_once});

@@ -74,6 +74,7 @@ MemoryPlan sensitivity_memory(const Checkpoint& c, const std::vector<TiedLinears
   if (kind == Device::cpu) on_one_machine(m.phases);
   m.least_device = kind == Device::cuda ? largest(m.phases, true).device + kDeviceLibraries : 0;
   m.least_host = largest(m.phases, false).host;
+  m.smallest_device = m.least_device, m.smallest_host = m.least_host;
   m.refusal = memory_refusal(m, {.on_gpu = kind == Device::cuda, .limits = limits});
   const auto left = [](int64_t limit, int64_t used) {
     return limit == kUnlimited ? limit : std::max<int64_t>(0, limit - used);

@@ -87,8 +87,8 @@ std::string memory_table(const MemoryPlan& m, const MemoryLimits& limits, bool o
   if (m.mapped > 0)
     s += fmt::format("; up to {} of MODEL's files besides, which no limit counts", human_bytes(m.mapped));
   s += fmt::format("; the smallest limits that would do: ");
-  if (on_gpu) s += fmt::format("--max-gpu-memory {}MiB ", (m.least_device >> 20) + 1);
-  return s + fmt::format("--max-host-memory {}MiB\n", (m.least_host >> 20) + 1);
+  if (on_gpu) s += fmt::format("--max-gpu-memory {}MiB ", (m.smallest_device >> 20) + 1);
+  return s + fmt::format("--max-host-memory {}MiB\n", (m.smallest_host >> 20) + 1);
 }
 
 }  // namespace fewbit::cli
