@@ -17,8 +17,9 @@ namespace fewbit {
 // A thread spends half of an expert's time in front of the device and half in launches, which the driver takes from one
 // thread at a time: more lanes than these wait for each other.
 inline constexpr int kMostLanes = 8;
-// What the libraries of a lane take of the device, besides what its work allocates.
-inline constexpr int64_t kLaneBytes = int64_t{96} << 20;
+// What the libraries of a lane take of the device, besides what its work allocates: the workspace that cuBLAS is given,
+// 32 MiB, and what the handles of cuBLAS and cuSOLVER allocate themselves (on an H200 with CUDA 13, 1.75 GiB of eight).
+inline constexpr int64_t kLaneBytes = int64_t{256} << 20;
 
 class Lanes {
  public:

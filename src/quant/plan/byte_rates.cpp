@@ -1,15 +1,19 @@
-// How fast bytes move: out of the model's files, into the folder of OUT, through memory, over the link to a device.
+// How fast bytes move: out of the model's files, into the folder of OUT, through memory, over the link to a device; and
+// how fast they become what a method takes, and codes what is written.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <future>
 
 #include "src/core/digest.h"
 #include "src/core/file_io.h"
 #include "src/core/files/sha256.h"
+#include "src/core/hash.h"
 #include "src/quant/plan/rate_probe.h"
+#include "src/run/upload_as.h"
 
 namespace fewbit {
 namespace {
@@ -146,7 +150,39 @@ fs::path folder_of(const fs::path& out) {
 
 }  // namespace
 
-ByteRates measure_bytes(Exec& ex, const Checkpoint& c, const QuantPlan& plan, const RateOptions& o) {
+double pack_seconds(Exec& ex, const PlannedLinear& p) {
+  if (!p.packing) return 0;
+  const QuantSpec& spec = p.recipe.spec;
+  const int64_t out = p.linear.out, in = p.linear.in;
+  QuantizedLinear q;
+  q.spec = spec;
+  q.codes = Tensor::host_zeros(DType::u8, {out, in});
+  q.scales = Tensor::host_zeros(DType::f32, {(out + spec.out_group - 1) / spec.out_group, spec.groups(in)});
+  std::fill_n(q.scales.as<float>(), q.scales.numel(), 1.f);
+  if (spec.grid == Grid::integer && !spec.symmetric) q.zeros = Tensor::host_zeros(DType::u8, {out, spec.groups(in)});
+  if (spec.two_level()) q.global_scale = 1;
+  if (spec.activations == ActQuant::tensor) q.input_scale = 1;
+  if (p.recipe.act_order == ActOrder::full) {
+    q.group_of = Tensor::host(DType::i32, {in});
+    for (int64_t i = 0; i < in; ++i) q.group_of->as<int32_t>()[i] = static_cast<int32_t>(i / spec.group_size(in));
+  }
+  const auto pack = [&] {
+    std::future<std::string> hash = std::async(std::launch::async, [&q] { return content_hash(q); });
+    (void)p.packing->pack(p.linear.name, q);
+    (void)hash.get();
+  };
+  std::vector<double> times;  // threads that wake up late make one of them long
+  for (int i = 0; i < 3; ++i) times.push_back(seconds_of(ex, pack));
+  return median_of(std::move(times)) / static_cast<double>(out * in);
+}
+
+double convert_seconds(Exec& ex) {
+  constexpr int64_t kWeights = int64_t{2} << 20;
+  const Tensor stored = Tensor::host_zeros(DType::bf16, {kWeights});
+  return seconds_of(ex, [&] { (void)upload_as(ex, stored, DType::f32); }) / static_cast<double>(kWeights);
+}
+
+ByteRates measure_files(const Checkpoint& c, const QuantPlan& plan, const RateOptions& o) {
   const double share = o.budget / 8;
   const int64_t most = std::clamp(plan.out_bytes, kLeast, kMostOnDisk);
   const fs::path out = folder_of(o.out);
@@ -158,9 +194,12 @@ ByteRates measure_bytes(Exec& ex, const Checkpoint& c, const QuantPlan& plan, co
   r.sync = sync_seconds(out, share / 2);
   r.digest = digest_seconds();
   r.sha256 = sha256_seconds();
+  return r;
+}
+
+void measure_copies(Exec& ex, ByteRates& r) {
   r.device = copy_seconds(ex, false);
   r.link = ex.on_cuda() ? copy_seconds(ex, true) : 0;
-  return r;
 }
 
 }  // namespace fewbit

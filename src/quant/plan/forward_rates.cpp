@@ -1,10 +1,12 @@
 // What the ops of a block cost for a token: each is run by itself on a few of them. Products are taken at the width of
-// their input and a part of their outputs; attention over a whole window for the query heads of one key, on a GPU of
-// all.
+// their input and a part of their outputs; attention over a whole window for as many heads as keep the
+// threads busy, on a GPU for all.
 #include <algorithm>
 #include <tuple>
 
+#include "kernels/products/expert_gemms.h"
 #include "kernels/products/gemm.h"
+#include "src/core/parallel.h"
 #include "src/model/op_slots.h"
 #include "src/quant/plan/rate_probe.h"
 #include "src/run/block.h"
@@ -15,6 +17,8 @@ namespace {
 constexpr int64_t kRows = 512;      // of a product, to begin with
 constexpr int64_t kWindow = 2048;   // longest that attention is run over
 constexpr double kFlop = 5e8;       // of a product, to begin with
+constexpr int64_t kExperts = 16;    // of a mixture that are run together: as many as fill a GPU
+constexpr int kHeads = 32;          // of latent attention on a GPU
 constexpr double kTooShort = 2e-2;  // seconds: a product that is over sooner is made larger, up to its real size
 
 double seen(double tokens, int64_t window) {
@@ -76,18 +80,37 @@ class Probe {
     return run(n, some).second;  // not the call that ended the search, which may have been held up
   }
 
-  // Every token goes to some experts, each of which has few.
+  // Every token goes to some experts, each of which has few. Small ones go through a GPU together.
   double mixture(const Moe& m) {
     const int64_t rows = options_.chunks.most_rows();
     const int64_t each = std::max<int64_t>(1, rows * m.top_k / m.experts);
     double s = 0;
-    for (const LinearDef& l : m.linears_of_expert(0)) s += product(each, l.out_features, l.in_features);
+    for (const LinearDef& l : m.linears_of_expert(0)) {
+      const bool together = ex_.on_cuda() && takes_expert_gemms(options_.dtype, l.out_features, l.in_features);
+      s += together ? together_product(m, each, l.out_features, l.in_features)
+                    : product(each, l.out_features, l.in_features);
+    }
     return s * m.top_k + product(rows, m.experts, m.hidden);
   }
 
+  // Of a linear of a mixture's experts, some of which make theirs in one launch: seconds for a token that comes to it.
+  double together_product(const Moe& m, int64_t each, int64_t out, int64_t in) {
+    const int64_t experts = std::min<int64_t>(m.experts, kExperts);
+    const Tensor x = some_values(ex_, options_.dtype, experts * each, in, 1);
+    const Tensor w = some_values(ex_, options_.dtype, experts * out, in, 2);
+    std::vector<ExpertProduct> products;
+    for (int64_t e = 0; e < experts; ++e)
+      products.push_back({.w = w.view().row_range(e * out, (e + 1) * out), .begin = e * each, .end = (e + 1) * each});
+    const Tensor y = ex_.alloc(options_.dtype, {experts * each, out});
+    return seconds_of(ex_, [&] { expert_gemms(ex_, x, products, y); }) / static_cast<double>(experts * each);
+  }
+
   double attention(const Attention& op) {
-    Attention one = op;  // the query heads of one key; of all, where a part would leave the device idle
-    one.kv_heads = ex_.on_cuda() ? op.kv_heads : 1;
+    // The query heads of one key; of as many as give every thread a head, and of all on a GPU, where a part would
+    // leave the device idle.
+    Attention one = op;
+    const int64_t of_key = op.heads / op.kv_heads, busy = (int64_t{thread_count()} + of_key - 1) / of_key;
+    one.kv_heads = ex_.on_cuda() ? op.kv_heads : static_cast<int>(std::min<int64_t>(op.kv_heads, busy));
     one.heads = op.heads / op.kv_heads * one.kv_heads;
     one.sinks.clear();
     const int64_t n = std::min(options_.chunks.length, kWindow);
@@ -107,21 +130,22 @@ class Probe {
     return s / part * longer * op.kv_heads / one.kv_heads;
   }
 
-  // One head, of all keys.
+  // A head for every thread, of all keys; on a GPU enough of them to fill it.
   double latent_attention(const LatentAttention& op) {
     LatentAttention one = op;
-    one.heads = 1;
+    one.heads = std::min(op.heads, ex_.on_cuda() ? kHeads : thread_count());
     one.chosen = false;
     const int64_t n = std::min(options_.chunks.length, kWindow);
     const auto values = [&](int64_t features) { return some_values(ex_, options_.dtype, n, features, 6); };
-    const Tensor nope = values(op.nope), rope = values(op.rope), kv = values(op.nope + op.value),
-                 latent = values(op.rank), out = values(op.value);
+    const int64_t heads = one.heads;
+    const Tensor nope = values(heads * op.nope), rope = values(heads * op.rope), key = values(op.rope),
+                 kv = values(heads * (op.nope + op.value)), latent = values(op.rank), out = values(heads * op.value);
     Activations act;
-    act[op.q_nope] = nope, act[op.q_rope] = act[op.k_rope] = rope;
+    act[op.q_nope] = nope, act[op.q_rope] = rope, act[op.k_rope] = key;
     act[op.kv] = kv, act[op.latent] = latent, act[op.out] = out;
     const double s = seconds_of(ex_, [&] { run_op(ex_, one, weights_, ropes_, layout(n), act); });
     const double length = static_cast<double>(options_.chunks.length), part = static_cast<double>(n);
-    return s / part * (seen(length, 0) / length / (seen(part, 0) / part)) * op.heads;
+    return s / part * (seen(length, 0) / length / (seen(part, 0) / part)) * op.heads / one.heads;
   }
 
   // Norms, rotations and the like, with the memory that a pass takes for what they write.

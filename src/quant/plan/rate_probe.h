@@ -27,4 +27,10 @@ void at_widths(const std::vector<int64_t>& widths, double seconds, double power,
 // Seconds for a token of every op of a kind of block, in the dtype and the windows of the options.
 std::vector<double> op_seconds(Exec&, const Checkpoint&, int kind, const RateOptions&);
 
+// Stored weights into f32, where the method works: seconds for a weight.
+double convert_seconds(Exec&);
+
+// Packing, with the hash beside it, goes by the codes' count alone: seconds for a weight of a linear of this recipe.
+double pack_seconds(Exec&, const PlannedLinear&);
+
 }  // namespace fewbit

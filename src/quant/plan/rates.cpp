@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <cmath>
 #include <future>
+#include <numeric>
 #include <set>
 
+#include "kernels/quantize/matrix_edit.h"
 #include "kernels/statistics/column_stats.h"
 #include "kernels/statistics/gram.h"
 #include "kernels/statistics/gram_lanes.h"
@@ -26,7 +28,8 @@ namespace {
 constexpr int64_t kTokens = 512;
 int64_t tokens_of(const Exec& ex) { return ex.on_cuda() ? gram_chunk(Device::cuda) : kTokens; }
 constexpr int64_t kNarrowest = 512;  // width of a probe between the model's own: all groups and blocks divide it
-constexpr double kShortest = 1e-2;   // seconds: what is over sooner is measured again
+constexpr double kShortest = 1e-2;   // seconds: what is over sooner is measured again; a GPU's clock is steadier
+double shortest(const Exec& ex) { return ex.on_cuda() ? kShortest / 2 : kShortest; }
 // What rows of a linear take is a difference of two times, of which each is off by what else the machine does: the rows
 // are multiplied until they take this many seconds, or are as many as large linears have: never more than the largest
 // of the plan holds, so that the measurement stays in the memory that the run has.
@@ -57,6 +60,17 @@ int64_t largest_linear(const QuantPlan& plan) {
 
 using Points = std::vector<std::pair<int64_t, double>>;
 
+// Few of the rows of `some_values` are their own, so that wide sums of them are singular, where those of a calibration
+// are not: a method would damp and factor them again and again. The mean of the diagonal on top of it ends that.
+void lift(Exec& ex, const Tensor& gram) {
+  const Tensor d = ex.alloc(DType::f32, {gram.cols()});
+  diagonal(ex, gram, d);
+  const Tensor host = ex.to_host(d);
+  const double sum = std::accumulate(host.as<float>(), host.as<float>() + host.numel(), 0.0);
+  std::fill_n(host.as<float>(), host.numel(), static_cast<float>(sum / static_cast<double>(host.numel())));
+  add_diagonal(ex, ex.to_device(host), gram);
+}
+
 // Statistics n wide of values that are alike, as a block's are in both streams, and what they cost, made as the run
 // makes them: both sums at a time.
 struct Sums {
@@ -82,6 +96,7 @@ Sums sums_of(Exec& ex, int64_t n, bool crossed, DType dtype) {
   ex.zero(s.stats.gram);
   add_gram_half(ex, x, s.stats.gram);
   fill_gram_half(ex, s.stats.gram);
+  lift(ex, s.stats.gram);
   if (!crossed) return s;
   ex.copy(s.stats.gram, s.stats.cross);  // the shift of targets takes as long whatever it is
   return s;
@@ -91,7 +106,7 @@ Sums sums_of(Exec& ex, int64_t n, bool crossed, DType dtype) {
 struct Coded {
   double coding = 0, measuring = 0;
 };
-Coded code_once(Exec& ex, PlannedLinear p, int64_t out, int64_t in, const InputStats* stats) {
+Coded code_once(Exec& ex, PlannedLinear p, int64_t out, int64_t in, const InputStats* stats, bool codes_stay) {
   p.linear.out = out;
   p.linear.in = in;
   if (p.recipe.spec.out_group > out) p.recipe.spec.out_group = out;
@@ -115,10 +130,15 @@ Coded code_once(Exec& ex, PlannedLinear p, int64_t out, int64_t in, const InputS
   c.coding = timed([&] {
     LinearJob job = job_of(p, w, stats);
     job.allow_rtn = true;
+    job.codes_stay = codes_stay && p.recipe.spec.turn == 0;
     r = p.recipe.method->quantize(ex, job);
   });
   if (p.recipe.spec.activations == ActQuant::tensor) r.linear.input_scale = 1;
-  c.measuring = timed([&] { measure(ex, w, r.linear, stats, record); });
+  c.measuring = timed([&] {
+    const Tensor values =
+        r.linear.codes.empty() ? values_of(ex, r.there, r.linear.spec) : values_of(ex, r.linear, DType::f32);
+    measure(ex, w, values, input_quant(r.linear.spec, r.linear.input_scale), stats, record);
+  });
   return c;
 }
 
@@ -139,7 +159,7 @@ Coded usual(const F& code) {
 
 // The rates of a recipe's linears, from a few rows and more of them at each width.
 LinearRates linear_rates(Exec& ex, const PlannedLinear& p, const std::vector<int64_t>& widths, int64_t largest,
-                         bool crossed, const RateOptions& o, double seconds) {
+                         bool crossed, bool codes_stay, const RateOptions& o, double seconds) {
   const bool sums = o.chunks.windows > 0 && has(p.recipe.needs(), Needs::gram);
   const int64_t few = int64_t{16} * thread_count();
   Points row, system, factor, measuring;
@@ -151,7 +171,7 @@ LinearRates linear_rates(Exec& ex, const PlannedLinear& p, const std::vector<int
     std::optional<Sums> s;
     if (sums) s = sums_of(ex, n, crossed, o.dtype);
     const InputStats* stats = s ? &s->stats : nullptr;
-    const auto once = [&](int64_t out) { return code_once(ex, p, out, n, stats); };
+    const auto once = [&](int64_t out) { return code_once(ex, p, out, n, stats, codes_stay); };
     const auto of = [&](int64_t out) {
       if (ex.on_cuda()) (void)once(out);  // the first of a shape, by which a GPU loads kernels and takes memory
       return usual([&] { return once(out); });
@@ -176,33 +196,6 @@ LinearRates linear_rates(Exec& ex, const PlannedLinear& p, const std::vector<int
   });
   return {
       .row = law_of(1, row), .system = law_of(2, system), .factor = law_of(2, factor), .measure = law_of(1, measuring)};
-}
-
-// Packing, with the hash beside it, goes by the codes' count alone: of the plan's smallest linear of this recipe.
-double pack_seconds(Exec& ex, const PlannedLinear& p) {
-  if (!p.packing) return 0;
-  const QuantSpec& spec = p.recipe.spec;
-  const int64_t out = p.linear.out, in = p.linear.in;
-  QuantizedLinear q;
-  q.spec = spec;
-  q.codes = Tensor::host_zeros(DType::u8, {out, in});
-  q.scales = Tensor::host_zeros(DType::f32, {(out + spec.out_group - 1) / spec.out_group, spec.groups(in)});
-  std::fill_n(q.scales.as<float>(), q.scales.numel(), 1.f);
-  if (spec.grid == Grid::integer && !spec.symmetric) q.zeros = Tensor::host_zeros(DType::u8, {out, spec.groups(in)});
-  if (spec.two_level()) q.global_scale = 1;
-  if (spec.activations == ActQuant::tensor) q.input_scale = 1;
-  if (p.recipe.act_order == ActOrder::full) {
-    q.group_of = Tensor::host(DType::i32, {in});
-    for (int64_t i = 0; i < in; ++i) q.group_of->as<int32_t>()[i] = static_cast<int32_t>(i / spec.group_size(in));
-  }
-  const auto pack = [&] {
-    std::future<std::string> hash = std::async(std::launch::async, [&q] { return content_hash(q); });
-    (void)p.packing->pack(p.linear.name, q);
-    (void)hash.get();
-  };
-  std::vector<double> times;  // threads that wake up late make one of them long
-  for (int i = 0; i < 3; ++i) times.push_back(seconds_of(ex, pack));
-  return median_of(std::move(times)) / static_cast<double>(out * in);
 }
 
 // A norm with linears behind it, rewritten by the transform: seconds for one of the linears.
@@ -257,7 +250,7 @@ void measure_linears(Exec& ex, const QuantPlan& plan, const std::vector<int64_t>
   const int64_t largest = largest_linear(plan);
   for (const auto& [key, p] : smallest) {
     const double share = o.budget / 2 / static_cast<double>(smallest.size());
-    r.linears[key] = linear_rates(ex, *p, widths, largest, crossed, o, share);
+    r.linears[key] = linear_rates(ex, *p, widths, largest, crossed, plan.memory.beside > 0, o, share);
     r.linears[key].pack = pack_seconds(ex, *p);
   }
   const auto like = std::find_if(plan.linears.begin(), plan.linears.end(),
@@ -269,13 +262,6 @@ void measure_linears(Exec& ex, const QuantPlan& plan, const std::vector<int64_t>
               [&](int64_t n) { points.emplace_back(n, transform_seconds(ex, *t, plan, *like, n)); });
     r.transforms[std::string(t->name)] = law_of(1, points);
   }
-}
-
-// Stored weights into f32, where the method works.
-double convert_seconds(Exec& ex) {
-  constexpr int64_t kWeights = int64_t{2} << 20;
-  const Tensor stored = Tensor::host_zeros(DType::bf16, {kWeights});
-  return seconds_of(ex, [&] { (void)upload_as(ex, stored, DType::f32); }) / static_cast<double>(kWeights);
 }
 
 }  // namespace
@@ -320,7 +306,7 @@ double seconds_of(Exec& ex, const std::function<void()>& work) {
   const double first = once.seconds();
   // A GPU is waited for once: in the run nothing waits between ops either.
   const double most = ex.on_cuda() ? 64 : 8;
-  const int times = static_cast<int>(std::clamp(std::ceil(kShortest / std::max(first, 1e-9)), 1., most));
+  const int times = static_cast<int>(std::clamp(std::ceil(shortest(ex) / std::max(first, 1e-9)), 1., most));
   const Stopwatch t;
   for (int i = 0; i < times; ++i) work();
   ex.sync();
@@ -331,16 +317,18 @@ Tensor some_values(Exec& ex, DType dtype, int64_t rows, int64_t cols, uint64_t s
   constexpr int64_t kMost = int64_t{1} << 20;  // made anew; rows behind them are copies
   const int64_t fresh = std::min(rows, std::max<int64_t>(1, kMost / cols));
   const Tensor host = Tensor::host(DType::f32, {fresh, cols});
-  for (int64_t r = 0; r < fresh; ++r) {
-    float before = 0;
-    uint64_t state = mix64(seed * 0x10001u + static_cast<uint64_t>(r));
-    for (int64_t c = 0; c < cols; ++c) {
-      state = state * 6364136223846793005ull + 1442695040888963407ull;
-      const float value = static_cast<float>(state >> 40) * 0x1p-24f - 0.5f;
-      before = 0.5f * before + 0.5f * value;
-      host.as<float>()[r * cols + c] = before;
+  parallel_for(fresh, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      float before = 0;
+      uint64_t state = mix64(seed * 0x10001u + static_cast<uint64_t>(r));
+      for (int64_t c = 0; c < cols; ++c) {
+        state = state * 6364136223846793005ull + 1442695040888963407ull;
+        const float value = static_cast<float>(state >> 40) * 0x1p-24f - 0.5f;
+        before = 0.5f * before + 0.5f * value;
+        host.as<float>()[r * cols + c] = before;
+      }
     }
-  }
+  });
   const Tensor some = upload_as(ex, host, dtype);
   Tensor all = ex.alloc(dtype, {rows, cols});
   for (int64_t r = 0; r < rows; r += fresh) {
@@ -366,6 +354,9 @@ Rates measure_rates(Exec& ex, const Checkpoint& c, const QuantPlan& plan, const 
   Rates r;
   const bool crossed = has(plan.needs, Needs::cross);
   const std::vector<int64_t> widths = widths_of(plan, ex.on_cuda());
+  // A GPU leaves the disk and a processor to it meanwhile; on a CPU each would slow the other down.
+  std::future<ByteRates> files =
+      std::async(ex.on_cuda() ? std::launch::async : std::launch::deferred, [&] { return measure_files(c, plan, o); });
   if (o.chunks.windows > 0) {
     for (size_t kind = 0; kind < c.spec.kinds.size(); ++kind)
       r.op.push_back(op_seconds(ex, c, static_cast<int>(kind), o));
@@ -373,7 +364,8 @@ Rates measure_rates(Exec& ex, const Checkpoint& c, const QuantPlan& plan, const 
   }
   measure_linears(ex, plan, widths, crossed, o, r);
   r.convert = convert_seconds(ex);
-  r.bytes = measure_bytes(ex, c, plan, o);
+  r.bytes = files.get();
+  measure_copies(ex, r.bytes);
   drop_kept_blocks();  // what was measured on must not stand beside the run's own memory
   r.seconds = timer.seconds();
   return r;

@@ -70,7 +70,8 @@ struct RateOptions {
 // Error{io} where that cannot be written.
 Rates measure_rates(Exec& ex, const Checkpoint&, const QuantPlan&, const RateOptions&);
 
-// The disk's and the link's part of it.
-ByteRates measure_bytes(Exec& ex, const Checkpoint&, const QuantPlan&, const RateOptions&);
+// The part of files and of one processor; the memory's and the link's.
+ByteRates measure_files(const Checkpoint&, const QuantPlan&, const RateOptions&);
+void measure_copies(Exec& ex, ByteRates&);
 
 }  // namespace fewbit
