@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <utility>
 #include <vector>
@@ -230,6 +231,13 @@ void Ranks::all_gather_rows(Exec& ex, TensorView all, std::span<const int64_t> b
 
 void Ranks::barrier() const {
   if (calls_) check(calls_->barrier());
+}
+
+void Ranks::node_gather(const void* mine, void* all, int bytes) const {
+  if (calls_)
+    check(calls_->node_gather(mine, all, bytes));
+  else
+    std::memcpy(all, mine, static_cast<size_t>(bytes));
 }
 
 void Ranks::finish() {

@@ -81,6 +81,8 @@ class Ranks {
   // The same to all ranks; each has its own band in `all` already.
   void all_gather_rows(Exec&, TensorView all, std::span<const int64_t> begin) const;
   void barrier() const;
+  // `bytes` of each process of this machine, side by side in the order of node_rank. Collective among those.
+  void node_gather(const void* mine, void* all, int bytes) const;
 
   // After the last call, and by every rank; without it the launcher takes the end of the process for a failure.
   void finish();

@@ -123,6 +123,9 @@ TEST_F(QuantizeOnRanks, KilledAndResumedOnAnotherNumber) {
   const ProcessResult killed = run_ranks(3, "sh member.sh", 60, dir.path().string());
   EXPECT_NE(killed.exit_code, 0);
   EXPECT_NE(killed.exit_code, 124) << killed.err;
+  EXPECT_NE(killed.err.find("quantize: rank 1 on "), std::string::npos) << killed.err;
+  EXPECT_NE(killed.err.find(" is gone without a word (killed, or out of memory) in block "), std::string::npos)
+      << killed.err;
   ASSERT_TRUE(fs::exists(dir / "out.partial")) << killed.err;
   EXPECT_TRUE(written(2, arguments, "out", std::string(kWindows) + "--resume") == one);
 }

@@ -15,6 +15,7 @@
 #include "kernels/quantize/factor.h"
 #include "src/core/parallel.h"
 #include "src/quant/row_share.h"
+#include "tools/cli/options.h"
 #include "tools/cli/ranks.h"
 
 namespace fewbit {
@@ -206,11 +207,12 @@ const std::map<std::string, std::function<void(const Ranks&)>> kCases = {{"colle
 
 int run(const std::string& name) {
   const Launch launch = launch_from_environment();
+  if (name == "last-is-killed") cli::install_stop_handler();  // as `quantize`, whose ranks watch each other
   try {
     cli::join_ranks(launch, "rank_member", name, std::vector<std::string>{name});
     kCases.at(name)(cli::the_ranks());
     fmt::print("rank {} of {}: ok\n", cli::the_ranks().rank(), cli::the_ranks().size());
-    cli::the_ranks().finish();
+    cli::leave_ranks();
     return 0;
   } catch (const Error& e) {
     return cli::report_failure(launch, "rank_member", e.what(), e.exit_code());

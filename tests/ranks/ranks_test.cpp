@@ -84,6 +84,7 @@ TEST(Ranks, AKilledRankEndsAll) {
   EXPECT_NE(r.exit_code, 0);
   EXPECT_NE(r.exit_code, 124) << r.err;
   EXPECT_EQ(count(r.out, "ok"), 0) << r.out;
+  EXPECT_EQ(count(r.err, "rank_member: rank 2 on " + host_name() + " is gone without a word"), 1) << r.err;
 }
 
 TEST(Ranks, AFailureEndsAllWithoutMpi) {
@@ -94,6 +95,7 @@ TEST(Ranks, AFailureEndsAllWithoutMpi) {
       << r.err;
   const ProcessResult killed = run_local_ranks(3, kMember + "last-is-killed", 10, dir.path().string());
   EXPECT_EQ(killed.exit_code, 137) << killed.err;
+  EXPECT_EQ(count(killed.err, "rank_member: rank 2 on " + host_name() + " is gone without a word"), 1) << killed.err;
   EXPECT_EQ(processes_in(dir.path()), 0);
 }
 

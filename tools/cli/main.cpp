@@ -173,7 +173,7 @@ int run_command(const char* program, int argc, char** argv, const Launch& launch
   });
   try {
     app.parse(argc, argv);
-    the_ranks().finish();
+    leave_ranks();
     return 0;
   } catch (const CLI::ParseError& e) {
     if (launch.rank != 0) return e.get_exit_code() == 0 ? 0 : 2;           // rank 0 says it

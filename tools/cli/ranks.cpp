@@ -11,8 +11,23 @@
 
 #include "kernels/cpu/arithmetic.h"
 #include "src/ranks/exchange.h"
+#include "tools/cli/rank_watch.h"
 
 namespace fewbit::cli {
+namespace {
+
+// What the process knows of itself and of the others of its machine. The watch goes before the ranks that it uses.
+struct Here {
+  std::string place{};
+  std::unique_ptr<RankWatch> watch{};
+};
+Here& here() {
+  the_ranks();
+  static Here h;
+  return h;
+}
+
+}  // namespace
 
 Ranks& the_ranks() {
   static Ranks ranks;
@@ -28,6 +43,17 @@ void join_ranks(const Launch& launch, std::string_view program, const std::strin
                                        launch.by, launch.size > 0 ? fmt::to_string(launch.size) : "several"));
   }
   the_ranks() = Ranks::join(launch);
+  here().watch = RankWatch::start(the_ranks(), program);
+}
+
+void reached_place(const std::string& place) {
+  here().place = place;
+  if (here().watch) here().watch->reached(place);
+}
+
+void leave_ranks() {
+  here().watch.reset();
+  the_ranks().finish();
 }
 
 void require_alike(const Exec& ex) {
@@ -56,7 +82,11 @@ int report_failure(const Launch& launch, std::string_view program, const std::st
     std::signal(SIGTERM, SIG_DFL);
     std::this_thread::sleep_for(kRankZeroFirst);
   }
-  fmt::print(stderr, "{}: rank {} on {}: {}\n", program, launch.rank, host_name(), line);
+  if (here().watch && here().watch->another_is_gone()) std::this_thread::sleep_for(std::chrono::seconds(2));
+  if (here().watch) here().watch->fails();
+  const std::string& place = here().place;
+  fmt::print(stderr, "{}: rank {} on {}{}: {}\n", program, launch.rank, host_name(), place.empty() ? "" : ", " + place,
+             line);
   std::fflush(stdout);
   std::fflush(stderr);
   ranks.abort(exit_code);

@@ -14,11 +14,15 @@ Ranks& the_ranks();
 // "", is not among those that run on several.
 void join_ranks(const Launch&, std::string_view program, const std::string& command,
                 std::span<const std::string> on_ranks);
+// Where this process is, "block 5 of 32": in its last line, and in that about another rank of the machine that is gone.
+void reached_place(const std::string& place);
+// After the last call between ranks.
+void leave_ranks();
 // Error{device} where this rank's products have other last bits than those of rank 0: another GPU, or another CPU.
 // Collective.
 void require_alike(const Exec&);
-// Prints the line of an Error and returns the exit code; of several ranks it names this one and its host, and ends all
-// of them.
+// Prints the line of an Error and returns the exit code; of several ranks it names this one, its host and its place,
+// and ends all of them.
 int report_failure(const Launch&, std::string_view program, const std::string& line, int exit_code);
 
 }  // namespace fewbit::cli
