@@ -60,8 +60,10 @@ std::string verdict_of(const Certificate& c) {
 
 std::string tasks_of(const Certificate& c) {
   return fmt::format(
-      "{} multiple-choice items: {} answers changed, {} right to wrong, {} wrong to right; accuracy {} %", c.items,
-      c.flips.changed, c.flips.lost, c.flips.won, with_error(100 * c.flips.difference, 100 * c.flips.stderr_, 2));
+      "{} multiple-choice items: {} answers changed, {} right to wrong, {} wrong to right; accuracy changed by {} "
+      "points",
+      c.items, c.flips.changed, c.flips.lost, c.flips.won,
+      with_error(100 * c.flips.difference, 100 * c.flips.stderr_, 2));
 }
 
 // Text that may hold anything, on one line.
