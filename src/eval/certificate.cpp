@@ -123,7 +123,8 @@ std::string to_html(const Certificate& c) {
       ":root {{ color-scheme: light dark; }}\nbody {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; "
       "margin: 1rem auto; padding: 0 1rem; }}\n.scroll {{ overflow-x: auto; }}\ntable {{ border-collapse: collapse; "
       "}}\n"
-      "td, th {{ padding: .3rem .6rem; text-align: left; border-bottom: 1px solid #8886; }}\n"
+      "td, th {{ padding: .3rem .6rem; text-align: left; border-bottom: 1px solid #8886; white-space: nowrap; }}\n"
+      "ul {{ padding-left: 1.2rem; }}\nh1 {{ font-size: 1.6rem; overflow-wrap: anywhere; }}\n"
       "code {{ overflow-wrap: anywhere; font-size: .85rem; }}\n</style>\n</head>\n<body>\n<h1>Certificate of {0}</h1>\n"
       "<p><strong>{1}.</strong></p>\n",
       escaped(c.model), escaped(verdict_of(c)));

@@ -56,7 +56,7 @@ circle[class^=c], path[class^=c] { fill: var(--c); stroke: var(--card); }
 .drop { stroke: var(--c); stroke-opacity: .5; stroke-dasharray: 2 3; }
 .curve { fill: none; stroke: var(--c); stroke-width: 1.8; stroke-linejoin: round; } .tail { stroke-dasharray: 5 4; }
 .roofline svg { min-width: 30rem; max-width: 40rem; margin: 0 auto; }
-.maps svg { max-width: 34rem; }
+.maps svg { max-width: 26rem; }
 .legend { display: flex; flex-wrap: wrap; gap: .2rem 1.1rem; justify-content: center; padding: 0; margin: .2rem 0 .8rem;
   list-style: none; font-size: .85rem; }
 .legend span { display: inline-block; width: .7rem; height: .7rem; border-radius: 3px; background: var(--c);
