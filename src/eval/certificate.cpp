@@ -149,6 +149,7 @@ std::string to_html(const Certificate& c) {
   for (const CertifiedDomain& d : c.domains) {
     s += "<h3>" + escaped(d.name) + "</h3>\n";
     std::vector<std::string> places;
+    places.reserve(d.worst.size());
     for (const WorstPlace& w : d.worst) places.push_back(place_of(w));
     list(places, "code");
   }

@@ -131,10 +131,10 @@ std::set<std::string> guide_commands(const std::string& page) {
   return commands;
 }
 
-// The recipes of its tables, with flags behind some of them.
+// The recipes of its tables. Those of auto stand in commands too, which have their plans already.
 std::set<std::string> guide_recipes(const std::string& page) {
   static const std::regex kRecipe(
-      R"('?((?:(?:rotate|awq|smoothquant)\+)*(?:rtn|gptq|awq|fp8|auto)(?: [^-'][^ ']*)*)'?( --.*)?)");
+      R"('?((?:(?:rotate|awq|smoothquant)\+)*(?:rtn|gptq|awq|fp8)(?: [^-'][^ ']*)*)'?( --.*)?)");
   std::set<std::string> recipes;
   for (const std::string& span : spans_of(page))
     if (std::smatch m; std::regex_match(span, m, kRecipe)) recipes.insert("'" + m.str(1) + "'" + m.str(2));
