@@ -18,7 +18,7 @@ const std::vector<const CheckpointFormat*>& checkpoint_formats() {
 const CheckpointFormat* find_checkpoint_format(std::string_view name) { return find_named(checkpoint_formats(), name); }
 
 const CheckpointFormat& checkpoint_format(std::string_view name) {
-  return expect_named(checkpoint_formats(), name, "checkpoint format");
+  return expect_named(checkpoint_formats(), name, "FORMAT of a checkpoint (format=, --format)");
 }
 
 const CheckpointFormat& default_checkpoint_format(const QuantSpec& spec, bool fp8_kv_cache) {

@@ -152,7 +152,8 @@ class HeaderEvents final : public nlohmann::json_sax<json> {
     const auto [begin, end] = std::pair(offsets_[0], offsets_[1]);
     if (end < begin || end > data_bytes_) {
       return refuse(tensor() + "data_offsets [" + std::to_string(begin) + ", " + std::to_string(end) +
-                    "] lie outside the data of " + std::to_string(data_bytes_) + " bytes");
+                    "] lie outside the data of " + std::to_string(data_bytes_) +
+                    " bytes; was the file cut off? fetch it again");
     }
     const Shape shape{std::span<const int64_t>(shape_)};
     if (end - begin != bytes) {

@@ -99,7 +99,7 @@ const BlockType& block_type(std::string_view name) {
     if (t->name == lower) return *t;
     known.push_back(t->name);
   }
-  fail(ErrorKind::usage, unknown_name("GGUF type to write", name, std::span<const std::string_view>(known)));
+  fail(ErrorKind::usage, unknown_name("TYPE of gguf:TYPE", name, std::span<const std::string_view>(known)));
 }
 
 const BlockType& usual_type(const QuantSpec& spec) {

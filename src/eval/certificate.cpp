@@ -60,8 +60,10 @@ std::string verdict_of(const Certificate& c) {
 
 std::string tasks_of(const Certificate& c) {
   return fmt::format(
-      "{} multiple-choice items: {} answers changed, {} right to wrong, {} wrong to right; accuracy {} %", c.items,
-      c.flips.changed, c.flips.lost, c.flips.won, with_error(100 * c.flips.difference, 100 * c.flips.stderr_, 2));
+      "{} multiple-choice items: {} answers changed, {} right to wrong, {} wrong to right; accuracy changed by {} "
+      "points",
+      c.items, c.flips.changed, c.flips.lost, c.flips.won,
+      with_error(100 * c.flips.difference, 100 * c.flips.stderr_, 2));
 }
 
 // Text that may hold anything, on one line.
@@ -121,7 +123,8 @@ std::string to_html(const Certificate& c) {
       ":root {{ color-scheme: light dark; }}\nbody {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; "
       "margin: 1rem auto; padding: 0 1rem; }}\n.scroll {{ overflow-x: auto; }}\ntable {{ border-collapse: collapse; "
       "}}\n"
-      "td, th {{ padding: .3rem .6rem; text-align: left; border-bottom: 1px solid #8886; }}\n"
+      "td, th {{ padding: .3rem .6rem; text-align: left; border-bottom: 1px solid #8886; white-space: nowrap; }}\n"
+      "ul {{ padding-left: 1.2rem; }}\nh1 {{ font-size: 1.6rem; overflow-wrap: anywhere; }}\n"
       "code {{ overflow-wrap: anywhere; font-size: .85rem; }}\n</style>\n</head>\n<body>\n<h1>Certificate of {0}</h1>\n"
       "<p><strong>{1}.</strong></p>\n",
       escaped(c.model), escaped(verdict_of(c)));
@@ -146,6 +149,7 @@ std::string to_html(const Certificate& c) {
   for (const CertifiedDomain& d : c.domains) {
     s += "<h3>" + escaped(d.name) + "</h3>\n";
     std::vector<std::string> places;
+    places.reserve(d.worst.size());
     for (const WorstPlace& w : d.worst) places.push_back(place_of(w));
     list(places, "code");
   }

@@ -18,15 +18,17 @@ constexpr std::array<std::string_view, 4> kNames = {"plain", "gptq", "llama.cpp"
 
 void check_context(int64_t context, int64_t max_positions, const std::string& what) {
   if (context > max_positions)
-    fail(ErrorKind::usage, fmt::format("{} {} exceeds the model's {} positions", what, context, max_positions));
-  if (context < 2) fail(ErrorKind::usage, fmt::format("{} {}: expected at least 2", what, context));
+    fail(ErrorKind::usage,
+         fmt::format("{}: expected at most the model's {} positions, found {}", what, max_positions, context));
+  if (context < 2) fail(ErrorKind::usage, fmt::format("{}: expected at least 2, found {}", what, context));
 }
 
 // llama.cpp's second half: position length / 2 is the first that predicts.
 void score_second_half(ScoredWindows& out, const Tokenizer* tokenizer) {
   Windows& w = out.windows;
   if (w.length < 4)
-    fail(ErrorKind::usage, fmt::format("protocol llama.cpp needs windows of at least 4 tokens, found {}", w.length));
+    fail(ErrorKind::usage,
+         fmt::format("--context: protocol llama.cpp expects windows of at least 4 tokens, found {}", w.length));
   out.first.assign(static_cast<size_t>(w.count), w.length / 2 + 1);
   if (!tokenizer || !tokenizer->bos()) return;
   for (int64_t i = 0; i < w.count; ++i) w.ids[static_cast<size_t>(i * w.length)] = *tokenizer->bos();
@@ -37,7 +39,7 @@ ScoredWindows slide(const std::vector<int32_t>& ids, int64_t context, int64_t st
                     const std::string& source) {
   if (stride < 1 || stride >= context)
     fail(ErrorKind::usage,
-         fmt::format("--stride {}: expected at least 1 and less than the context of {}", stride, context));
+         fmt::format("--stride: expected at least 1 and less than the context of {}, found {}", context, stride));
   const auto tokens = static_cast<int64_t>(ids.size());
   ScoredWindows out(cut_windows(ids, context, 1, source));  // refuses a text that is too short
   Windows& w = out.windows;
@@ -173,7 +175,7 @@ ScoredWindows make_windows(const ProtocolOptions& o, const Tokenizer& tokenizer,
 
 ScoredWindows score_windows(const ProtocolOptions& o, Windows windows, const Tokenizer* tokenizer,
                             int64_t max_positions) {
-  check_context(windows.length, max_positions, windows.source + ": a window of");
+  check_context(windows.length, max_positions, windows.source + ": tokens of a window");
   if (o.protocol == Protocol::sliding)
     fail(ErrorKind::usage,
          windows.source + ": windows that are given cannot slide; give a text for --protocol sliding");

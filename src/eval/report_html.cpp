@@ -34,6 +34,7 @@ th { color: var(--soft); font-weight: 600; }
 th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: var(--card); }
 tr:last-child td { border-bottom: 0; }
 code { font: .82rem/1.5 ui-monospace, monospace; overflow-wrap: anywhere; }
+code span { display: inline-block; max-width: 100%; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; margin: 0; font-size: .88rem; }
 dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
 @media (max-width: 30rem) { body { padding: .6rem; } section { padding: .7rem; } dl { grid-template-columns: 1fr; }
@@ -54,8 +55,8 @@ svg text { fill: var(--ink); } svg .tick { fill: var(--soft); font-size: 11px; }
 circle[class^=c], path[class^=c] { fill: var(--c); stroke: var(--card); }
 .drop { stroke: var(--c); stroke-opacity: .5; stroke-dasharray: 2 3; }
 .curve { fill: none; stroke: var(--c); stroke-width: 1.8; stroke-linejoin: round; } .tail { stroke-dasharray: 5 4; }
-.roofline svg { max-width: 40rem; margin: 0 auto; }
-.maps svg { max-width: 34rem; }
+.roofline svg { min-width: 30rem; max-width: 40rem; margin: 0 auto; }
+.maps svg { max-width: 26rem; }
 .legend { display: flex; flex-wrap: wrap; gap: .2rem 1.1rem; justify-content: center; padding: 0; margin: .2rem 0 .8rem;
   list-style: none; font-size: .85rem; }
 .legend span { display: inline-block; width: .7rem; height: .7rem; border-radius: 3px; background: var(--c);
@@ -156,7 +157,8 @@ std::string roofline(const Roofline& r) {
       "What a pass reached of what its weights and cache, read once, would allow. The slope is the read rate and "
       "the level the rate of a large product in the type of the activations, both measured in the same run; "
       "products of 8 bits may pass the level.",
-      roofline_chart(r) + legend("<li>● decode step</li><li>◆ prompt</li>", r.passes) +
+      "<div class=\"scroll\">" + roofline_chart(r) + "</div>\n" +
+          legend("<li>● decode step</li><li>◆ prompt</li>", r.passes) +
           table({"checkpoint", "pass", "batch", "operations per byte", "GB/s", "of reads", "TFLOP/s", "of products"},
                 rows),
       "roofline");
@@ -178,12 +180,19 @@ std::string under_load(const Traffic& t) {
           table(load_head(), load_rows(t)));
 }
 
+// Lines end between words: a browser would end them behind a hyphen too, and "--seed" would be two.
+std::string command_line(const std::string& command) {
+  std::string s;
+  for (const std::string& word : split(command, ' '))
+    if (!word.empty()) s += fmt::format("{}<span>{}</span>", s.empty() ? "" : " ", escaped(word));
+  return "<code>" + s + "</code>";
+}
+
 std::string origin(const Report& r) {
   std::string s = "<dl>\n";
   const auto item = [&](const std::string& key, const std::string& value, bool code) {
     if (!value.empty())
-      s += fmt::format("<dt>{}</dt><dd>{}</dd>\n", escaped(key),
-                       code ? "<code>" + escaped(value) + "</code>" : escaped(value));
+      s += fmt::format("<dt>{}</dt><dd>{}</dd>\n", escaped(key), code ? command_line(value) : escaped(value));
   };
   item("text",
        fmt::format("{}, {} windows of {} tokens, {} scored, hash {}", r.data, r.windows, r.context, r.tokens,

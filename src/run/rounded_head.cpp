@@ -87,7 +87,7 @@ Linear int4_head(Exec& ex, const Checkpoint& c, const NamedLinear& l, const Load
 
 std::string_view name_of(HeadType type) { return to_name(kNames, type); }
 
-HeadType head_type_from(std::string_view name) { return from_name(kNames, "head", name); }
+HeadType head_type_from(std::string_view name) { return from_name(kNames, "--head", name); }
 
 std::string refuses_head(const Exec& ex, const Checkpoint& c, const NamedLinear& l, const LoadOptions& o) {
   if (o.head != HeadType::fp8 && o.head != HeadType::int4) return "";

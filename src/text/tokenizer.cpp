@@ -91,7 +91,7 @@ void place_token(std::vector<std::string>& tokens, int32_t id, const std::string
 }
 
 // Names the tokenizer that a folder without tokenizer.json has in a form that is not read, where it has one.
-void refuse_other_forms(const std::filesystem::path& folder) {
+[[noreturn]] void refuse_other_forms(const std::filesystem::path& folder) {
   std::error_code ignored;
   for (const char* name : {"tiktoken.model", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model",
                            "tekken.json", "vocab.json", "vocab.txt"})
@@ -99,6 +99,9 @@ void refuse_other_forms(const std::filesystem::path& folder) {
       fail(ErrorKind::unsupported, (folder / name).string() +
                                        ": this form of a tokenizer is not read; supported: tokenizer.json, .gguf. Save "
                                        "the tokenizer as tokenizer.json beside it");
+  fail(ErrorKind::io, (folder / "tokenizer.json").string() +
+                          ": there is no such file, and texts are cut into tokens by it; fetch it from where the model "
+                          "came from");
 }
 
 }  // namespace

@@ -34,12 +34,12 @@ TEST_F(BadInput, IsOneClearLine) {
   const std::vector<Case> cases = {
       {"quantize gtpq " + kDemo + " out", {"gtpq"}, 2},
       {"quantize awq+gtpq " + kDemo + " out", {"gtpq"}, 2},
-      {"quantize gptq+awq " + kDemo + " out", {"awq", "behind"}, 2},
+      {"quantize gptq+awq " + kDemo + " out", {"awq", "behind", "in front"}, 2},
       {"quantize gptq " + kDemo + " out --set '*.down_proj=awq'", {"awq", "transforms"}, 2},
       {"quantize gptq nowhere out", {"nowhere"}, 1},
       {"quantize gptq " + kDemo + " taken", {"taken", "exists"}, 2},
-      {"quantize gptq " + kDemo + " no/such/folder/out", {"no/such/folder"}, 1},
-      {"quantize gptq " + kDemo + " out --calib empty.txt", {"empty.txt"}, 1},
+      {"quantize gptq " + kDemo + " no/such/folder/out", {"OUT", "no/such/folder", "make that first"}, 1},
+      {"quantize gptq " + kDemo + " out --calib empty.txt", {"empty.txt", "empty file", "give one"}, 1},
       {"quantize gptq " + kDemo + " out --calib short.txt", {"short.txt"}, 2},
       {"quantize gptq " + kDemo + " out --calib missing.txt", {"--calib missing.txt", "builtin"}, 2},
       {"quantize gptq " + kDemo + " out --group-size 0", {"group"}, 2},
@@ -56,7 +56,7 @@ TEST_F(BadInput, IsOneClearLine) {
       {"evaluate perplexity nowhere", {"nowhere"}, 1},
       {"evaluate perplexity --data empty.txt", {"empty.txt"}, 1},
       {"evaluate perplexity --data short.txt --context 256", {"short.txt", "256"}, 2},
-      {"evaluate perplexity --context 4096", {"4096", "1024"}, 2},
+      {"evaluate perplexity --context 4096", {"--context", "at most", "1024", "found 4096"}, 2},
       {"evaluate perplexity --dtype int7", {"int7", "bf16"}, 2},
       {"evaluate verify " + kDemo, {"quant_report.json"}, 1},
       {"runner bench --tokens 100000", {"1024"}, 2},
@@ -128,7 +128,7 @@ TEST_F(Damaged, WrongShape) {
 }
 TEST_F(Damaged, TruncatedWeights) {
   fs::resize_file(dir / "model/model.safetensors", 5000000);
-  expect_refused({"model.safetensors"});
+  expect_refused({"model.safetensors", "was the file cut off?"});
 }
 TEST_F(Damaged, LyingHeader) {
   std::fstream f(dir / "model/model.safetensors", std::ios::in | std::ios::out | std::ios::binary);
@@ -136,6 +136,12 @@ TEST_F(Damaged, LyingHeader) {
   f.write(reinterpret_cast<const char*>(&huge), 8);
   f.close();
   expect_refused({"model.safetensors"});
+}
+TEST_F(Damaged, MissingTokenizer) {
+  fs::remove(dir / "model/tokenizer.json");
+  const ProcessResult r = run("evaluate perplexity model");
+  EXPECT_EQ(r.exit_code, 1);
+  EXPECT_NE(r.err.find("tokenizer.json: there is no such file"), std::string::npos) << r.err;
 }
 TEST_F(Damaged, MissingConfig) {
   fs::remove(dir / "model/config.json");

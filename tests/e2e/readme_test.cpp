@@ -1,8 +1,11 @@
-// The commands of README.md, as they stand there, each in turn in one folder.
+// The commands of README.md and of docs/guide.md, as they stand there, each in turn in one folder.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <regex>
+#include <set>
 #include <sstream>
 
 #include "formats/container.h"
@@ -89,6 +92,89 @@ TEST_F(Readme, EveryCommandRunsAsItStandsThere) {
     EXPECT_EQ(r.exit_code, 0) << r.err;
     EXPECT_FALSE(r.out.empty() && r.err.empty() && !command.starts_with("quantize gptq "));
   }
+}
+
+// docs/guide.md: MODEL, OUT, RECIPE and N are what a reader fills in.
+
+constexpr std::string_view kAnd = " && ";
+constexpr const char* kPrograms[] = {"quantize ", "evaluate ", "runner ", "convert "};
+
+bool is_command(const std::string& text) {
+  return std::any_of(std::begin(kPrograms), std::end(kPrograms), [&](const char* p) { return text.starts_with(p); });
+}
+
+// What stands between backticks; a line may end inside.
+std::vector<std::string> spans_of(std::string page) {
+  std::replace(page.begin(), page.end(), '\n', ' ');
+  std::vector<std::string> spans;
+  for (size_t begin = page.find('`'); begin != page.npos; begin = page.find('`', begin)) {
+    const size_t end = page.find('`', begin + 1);
+    if (end == page.npos) break;
+    spans.push_back(page.substr(begin + 1, end - begin - 1));
+    begin = end + 1;
+  }
+  return spans;
+}
+
+// Each once: those between backticks that name what they work on, and those of the indented lines, taken apart at "&&".
+std::set<std::string> guide_commands(const std::string& page) {
+  std::set<std::string> commands;
+  for (const std::string& span : spans_of(page))
+    if (is_command(span) && span.find("MODEL") != span.npos) commands.insert(span);
+  for (std::string chain : commands_of(page)) {
+    for (size_t end = chain.find(kAnd); end != chain.npos; end = chain.find(kAnd)) {
+      commands.insert(chain.substr(0, end));
+      chain.erase(0, end + kAnd.size());
+    }
+    commands.insert(chain);
+  }
+  return commands;
+}
+
+// The recipes of its tables. Those of auto stand in commands too, which have their plans already.
+std::set<std::string> guide_recipes(const std::string& page) {
+  static const std::regex kRecipe(
+      R"('?((?:(?:rotate|awq|smoothquant)\+)*(?:rtn|gptq|awq|fp8)(?: [^-'][^ ']*)*)'?( --.*)?)");
+  std::set<std::string> recipes;
+  for (const std::string& span : spans_of(page))
+    if (std::smatch m; std::regex_match(span, m, kRecipe)) recipes.insert("'" + m.str(1) + "'" + m.str(2));
+  return recipes;
+}
+
+class Guide : public Readme {
+ protected:
+  const std::string page = bytes_of_file(in_source("docs/guide.md"));
+  void expect_zero(const std::string& command) {
+    const ProcessResult r = run(command);
+    EXPECT_EQ(r.exit_code, 0) << command << "\n" << r.err;
+  }
+};
+
+TEST_F(Guide, EveryCommandRuns) {
+  const std::set<std::string> commands = guide_commands(page);
+  ASSERT_GT(commands.size(), 20u);
+  done("quantize rtn model made --device cpu");
+  for (std::string command : commands) {
+    SCOPED_TRACE(command);
+    // What a quantization makes is not needed again; the other commands work on a checkpoint that is there.
+    const bool quantizes = command.starts_with("quantize ") && command.find(" OUT") != command.npos;
+    for (const auto& [word, stands_for] : {std::pair{"RECIPE", "'gptq format=gptq'"}, {"MODEL", "model"}, {" N", " 2"}})
+      command = std::regex_replace(command, std::regex(std::string(word) + "(?= |$)"), stands_for);
+    // The search of effort=best and the measurements of auto take minutes on any model: theirs is the plan.
+    const bool plans = command.find("effort=best") != command.npos || command.starts_with("quantize auto");
+    command = std::regex_replace(command, std::regex(" OUT(?= |$)"), !quantizes ? " made" : plans ? "" : " out");
+    if (plans) command.insert(sizeof("quantize"), "plan ");
+    if (quantizes) command += kFastest;
+    if (command.starts_with("evaluate compare")) command += " --max-windows 2";
+    expect_zero(command);
+    fs::remove_all(dir / "out");
+  }
+}
+
+TEST_F(Guide, EveryRecipeHasAPlan) {
+  const std::set<std::string> recipes = guide_recipes(page);
+  ASSERT_GT(recipes.size(), 15u);
+  for (const std::string& recipe : recipes) expect_zero("quantize plan " + recipe + " model" + kFastest);
 }
 
 }  // namespace

@@ -205,7 +205,7 @@ TEST(Recipe, AGgufTypeDecidesTheGrid) {
   EXPECT_NE(error_of("rtn int3 asym format=gguf").find("no type of int3"), std::string::npos);
   EXPECT_NE(error_of("rtn g128 format=gguf:q4_0").find("gguf:q4_0 is int4 g32 sym"), std::string::npos);
   EXPECT_NE(error_of("rtn format=gguf:q9").find("q5_k"), std::string::npos);
-  EXPECT_NE(error_of("rtn format=gguf:q9_k").find("unknown GGUF type to write \"q9_k\""), std::string::npos);
+  EXPECT_NE(error_of("rtn format=gguf:q9_k").find("unknown TYPE of gguf:TYPE \"q9_k\""), std::string::npos);
   EXPECT_NE(error_of("rtn format=gguf:f16").find("convert to gguf:f16"), std::string::npos);
   EXPECT_NE(error_of("auto format=gguf").find("name a type and a method"), std::string::npos);
   EXPECT_NE(error_of("rtn format=gptq:q4_0").find("only gguf takes a type"), std::string::npos);

@@ -29,7 +29,7 @@ std::string why_not_writable(const std::string& path) {
     ::unlink(path.c_str());
     return "";
   }
-  const char* way_out = errno == ENOENT ? ", give a file in a folder that exists" : "";
+  const char* way_out = errno == ENOENT ? "; give a file in a folder that exists" : "";
   if (errno != EEXIST) return fmt::format("{}: cannot be written: {}{}", path, std::strerror(errno), way_out);
   struct stat st {};
   if (::stat(path.c_str(), &st) == 0 && S_ISFIFO(st.st_mode)) return "";  // whoever reads it may come later

@@ -100,6 +100,10 @@ std::string usage_line(const CLI::App& app, const CLI::ParseError& e) {
     s = unknown_argument(c, extra);
   else if (is(e, CLI::ExitCodes::RequiredError))
     s = fmt::format("{}, and was not given", e.what());
+  else if (is(e, CLI::ExitCodes::RequiresError))
+    s = fmt::format("{}, which was not given", e.what());
+  else if (is(e, CLI::ExitCodes::ExcludesError))
+    s = fmt::format("{}: give one of them", e.what());
   else
     s = value_problem(e.what());
   return fmt::format("{}: {}{} `{} --help` shows what it takes", app.get_name(), s, ends_with(s, "?") ? "" : ";",

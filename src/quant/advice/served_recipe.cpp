@@ -24,17 +24,19 @@ std::optional<LinearFormat> found_in(const PlannedLinear& p) {
 ServedModel served_as(Checkpoint& c, std::string_view recipe) {
   const Recipe base = parse_recipe(recipe);
   if (base.chooses_precision())
-    fail(ErrorKind::usage, "--recipe auto: it chooses bits by measuring; give a recipe that states them");
+    fail(ErrorKind::usage,
+         "--recipe: expected a recipe that states its bits, such as \"gptq int4 g128\", found auto, which chooses "
+         "them by measuring");
   if (checkpoint_format(resolve(base).format).gguf && c.store.index().files.empty())
-    fail(ErrorKind::usage, "--recipe " + std::string(recipe) +
-                               ": a GGUF file holds the tokenizer too, which a preset " +
+    fail(ErrorKind::usage, "--recipe '" + std::string(recipe) +
+                               "': a GGUF file holds the tokenizer too, which a preset " +
                                "does not have; give the folder of a model");
   const int64_t length = std::min<int64_t>(2048, c.spec.max_positions);
   const QuantPlan plan =
       make_plan(c, {.base = base, .tokens = 128 * length, .seq_len = length, .dtype = DType::bf16, .on_gpu = true});
   if (!plan.refusals.empty())
     fail(ErrorKind::unsupported,
-         c.dir.string() + ": --recipe " + std::string(recipe) + ": " + join(grouped_refusals(plan.refusals), "\n"));
+         c.dir.string() + ": --recipe '" + std::string(recipe) + "': " + join(grouped_refusals(plan.refusals), "\n"));
   ServedModel m = served(c);
   QuantizationSummary quantization = summary_of(c, plan);
   for (const PlannedLinear& p : plan.linears) {

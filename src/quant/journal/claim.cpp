@@ -51,7 +51,8 @@ void check_out(const fs::path& model, const QuantJob& job) {
   const fs::path out = place_of(job.out), parent = fs::absolute(out).parent_path();
   for (const fs::path& place : {out, partial_of(out)}) refuse_overlap(model, place);
   if (!fs::is_directory(parent))
-    fail(ErrorKind::io, fmt::format("{} is not a folder to write OUT into", parent.string()));
+    fail(ErrorKind::io,
+         fmt::format("OUT: expected a folder to write it into, found no {}; make that first", parent.string()));
   settle(out);
   if (!finished_already(job)) refuse_existing(out, job.force);
 }

@@ -262,8 +262,8 @@ void apply_word(Recipe& r, const std::string& word) {
     r.bits = static_cast<int>(*bits);
   } else if (const auto group = number_after(word, "g")) {
     if (*group == 0 || *group < -1 || *group > kLargestGroup)
-      fail(ErrorKind::usage, fmt::format("RECIPE: expected a group size from 1 to {}, such as g128, or gch for one "
-                                         "group a row, found \"{}\"",
+      fail(ErrorKind::usage, fmt::format("RECIPE (--group-size): expected a group size from 1 to {}, such as g128, or "
+                                         "gch for one group a row, found \"{}\"",
                                          kLargestGroup, word));
     r.group = *group;
   } else if (starts_with(word, kRotate) && is_chain_word(word.substr(kRotate.size()))) {

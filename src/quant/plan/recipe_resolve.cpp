@@ -22,8 +22,9 @@ void resolve_chain(const Recipe& r, FullRecipe& f) {
     const Transform* t = find_transform(name);
     if (f.method)
       fail(ErrorKind::usage,
-           fmt::format("\"{}\": a chain is transforms and then one method, and \"{}\" stands behind {}", r.chain_str(),
-                       name, f.method->name));
+           fmt::format("RECIPE: \"{}\": expected transforms and then one method (awq+gptq), found \"{}\" behind {}; "
+                       "write it in front, or leave one of them out",
+                       r.chain_str(), name, f.method->name));
     if (t && std::find(f.transforms.begin(), f.transforms.end(), t) != f.transforms.end())
       fail(ErrorKind::usage, fmt::format("\"{}\": {} stands twice", r.chain_str(), name));
     if (t)
@@ -179,7 +180,10 @@ FullRecipe resolve(const Recipe& r) {
                                        f.effort == Effort::reference ? "effort=reference" : r.chain_str()));
   f.percentile = r.percentile.value_or(100.f);
   if (f.percentile < 100 && f.spec.activations != ActQuant::tensor)
-    fail(ErrorKind::usage, "percentile= is for static scales of the inputs: acts=tensor");
+    fail(ErrorKind::usage,
+         fmt::format("percentile=: expected acts=tensor beside it, whose scales of the inputs it clips, found acts={}; "
+                     "give acts=tensor too or leave percentile= out",
+                     f.spec.activations == ActQuant::token ? "token" : "off"));
   f.migration = r.migration.value_or(Migration{});
   if (r.migration &&
       std::none_of(f.transforms.begin(), f.transforms.end(), [](const Transform* t) { return t->takes_alpha; }))
@@ -189,8 +193,10 @@ FullRecipe resolve(const Recipe& r) {
   else if (f.format != r.format && !r.format.empty())
     fail(ErrorKind::usage, fmt::format("format \"{}\": only gguf takes a type behind a colon", r.format));
   if (f.act_order != ActOrder::off && f.method->needs == Needs::nothing)
-    fail(ErrorKind::usage, fmt::format("act={} has no meaning for {}, which visits no column before another",
-                                       name_of(f.act_order), f.method->name));
+    fail(ErrorKind::usage,
+         fmt::format("act={} has no meaning for {}, which visits no column before another; leave it out, "
+                     "or take gptq",
+                     name_of(f.act_order), f.method->name));
   return f;
 }
 

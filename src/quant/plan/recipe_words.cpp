@@ -66,13 +66,13 @@ void refuse_word(const std::string& word, std::span<const std::string_view> sett
   const std::string elsewhere = of_another_program(parts);
   const std::string question =
       mended.empty() || !elsewhere.empty() ? "" : fmt::format("; did you mean \"{}\"?", mended);
-  fail(
-      ErrorKind::usage,
-      fmt::format("RECIPE: unknown word \"{}\"{}{}{} expected a method ({}, auto), alone or behind transforms ({}: "
-                  "awq+gptq), then words of the grid (int4 g128 sym asym gch fp8 nvfp4 mxfp4 w8a8 w4a4 block128 …) and "
-                  "settings ({}=); for example \"gptq int4 g128 act=off\"",
-                  word, question, elsewhere, question.empty() ? ";" : "", fmt::join(names_of(methods()), ", "),
-                  fmt::join(names_of(transforms()), ", "), fmt::join(settings, "= ")));
+  fail(ErrorKind::usage,
+       fmt::format("RECIPE: unknown word \"{}\"{}{}{} expected a method ({}, auto), alone or behind transforms ({}: "
+                   "awq+gptq) and rotate+, then words of the grid (int4 g128 sym asym gch fp8 nvfp4 mxfp4 w8a8 w4a4 "
+                   "block128 …) and "
+                   "settings ({}=); for example \"gptq int4 g128 act=off\"",
+                   word, question, elsewhere, question.empty() ? ";" : "", fmt::join(names_of(methods()), ", "),
+                   fmt::join(names_of(transforms()), ", "), fmt::join(settings, "= ")));
 }
 
 }  // namespace fewbit

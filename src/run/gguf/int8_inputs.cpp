@@ -59,7 +59,7 @@ std::string refuses(const Exec& ex, const Checkpoint& c, const NamedLinear& l, c
 
 std::string_view name_of(ActsType type) { return to_name(kNames, type); }
 
-ActsType acts_type_from(std::string_view name) { return from_name(kNames, "acts", name); }
+ActsType acts_type_from(std::string_view name) { return from_name(kNames, "--acts", name); }
 
 void check_acts(const Exec& ex, const Checkpoint& c, const LoadOptions& o) {
   if (o.acts != ActsType::int8) return;

@@ -33,7 +33,7 @@ TextFile::TextFile(const std::filesystem::path& path) : path_(path) {
   if (regular && size_ > 0) return;
   ::close(fd_);
   if (!regular) fail(ErrorKind::io, path.string() + ": not a regular file");
-  fail(ErrorKind::checkpoint, path.string() + ": the text is empty");
+  fail(ErrorKind::checkpoint, path.string() + ": expected a text, found an empty file; give one with words in it");
 }
 
 TextFile::~TextFile() { ::close(fd_); }

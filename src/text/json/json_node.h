@@ -50,7 +50,7 @@ class JsonNode {
   std::optional<std::pair<std::string_view, std::string_view>> texts_at(size_t i) const;
   std::optional<std::pair<std::string_view, double>> scored_at(size_t i) const;
 
-  std::string where() const { return file_ + ": " + key_; }
+  std::string where() const { return key_.empty() ? file_ : file_ + ": " + key_; }
   [[noreturn]] void expected(const std::string& what) const;     // Error{checkpoint} with what was found
   [[noreturn]] void refuse(const std::string& supported) const;  // Error{unsupported} with what was found
   void check_depth(int depth) const;                             // Error{unsupported} above kMaxDepth

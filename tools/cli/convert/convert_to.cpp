@@ -33,7 +33,8 @@ void check_out(const fs::path& model, const fs::path& out, bool force) {
   const fs::path whole = fs::absolute(out).lexically_normal();
   const fs::path parent = whole.has_filename() ? whole.parent_path() : whole.parent_path().parent_path();
   if (!fs::is_directory(parent))
-    fail(ErrorKind::io, fmt::format("{} is not a folder to write OUT into", parent.string()));
+    fail(ErrorKind::io,
+         fmt::format("OUT: expected a folder to write it into, found no {}; make that first", parent.string()));
 }
 
 // Without the paths of this machine.

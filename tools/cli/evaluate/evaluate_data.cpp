@@ -75,8 +75,8 @@ ScoredWindows load_windows(const DataArgs& a, const Checkpoint& c) {
                      a.data));
   const ProtocolOptions options{protocol_from(a.protocol), a.context, a.stride, a.max_windows};
   if (a.context > c.spec.max_positions)  // before the text is read
-    fail(ErrorKind::usage,
-         fmt::format("--context {} exceeds the model's {} positions", a.context, c.spec.max_positions));
+    fail(ErrorKind::usage, fmt::format("--context: expected at most the model's {} positions, found {}",
+                                       c.spec.max_positions, a.context));
   if (is_token_file(a.data)) {
     const std::optional<Tokenizer> tokenizer = tokenizer_of(c);
     return score_windows(options, read_token_file(a.data, a.max_windows, 0, c.spec.vocab),

@@ -59,7 +59,8 @@ MemoryLimits memory_limits(const LimitArgs& a, const Exec& ex) {
   if (a.scratch.empty()) return limits;
   limits.scratch = a.scratch;
   if (!std::filesystem::is_directory(limits.scratch) || ::access(a.scratch.c_str(), W_OK) != 0)
-    fail(ErrorKind::usage, fmt::format("--scratch {}: not a folder that can be written", a.scratch));
+    fail(ErrorKind::usage,
+         fmt::format("--scratch {}: expected a folder that can be written, found none; make it first", a.scratch));
   return limits;
 }
 

@@ -80,8 +80,11 @@ void print_plan(const Common& common, const Checkpoint& c, const QuantPlan& plan
       choice_table(job) + plan_table(plan, c, o) + disk_lines(disk) + time_table(plan, o.on_gpu && without_gpu));
   write_json(common, to_json(plan, job.precision, disk, job.recipe, c.dir.string(), job.out.string()));
   // As a run would, which says no more than the first of these.
-  if (!plan.refusals.empty())
-    fail(ErrorKind::unsupported, fmt::format("{} linears would be refused", plan.refusals.size()));
+  const std::vector<std::string> reasons = grouped_refusals(plan.refusals);
+  if (!reasons.empty())
+    fail(ErrorKind::unsupported,
+         fmt::format("a run would be refused: {}{}", reasons[0],
+                     reasons.size() == 1 ? "" : fmt::format("; and {} more reasons above", reasons.size() - 1)));
   if (!plan.memory.refusal.empty()) fail(ErrorKind::memory, plan.memory.refusal);
   if (!disk.refusal.empty()) fail(ErrorKind::io, disk.refusal);
 }

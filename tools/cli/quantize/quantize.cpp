@@ -199,7 +199,8 @@ void refuse_if_any(const QuantPlan& plan, const DiskPlan& disk) {
   if (plan.refusals.empty() && !disk.refusal.empty()) fail(ErrorKind::io, disk.refusal);
   if (plan.refusals.empty()) return;
   const std::vector<std::string> reasons = grouped_refusals(plan.refusals);
-  std::string lines = fmt::format("{} linears are refused; nothing was written", plan.refusals.size());
+  const size_t count = plan.refusals.size();
+  std::string lines = (count == 1 ? "" : fmt::format("{} linears are ", count)) + "refused; nothing was written";
   if (reasons.size() == 1) fail(ErrorKind::unsupported, fmt::format("{}: {}", lines, reasons[0]));
   for (const std::string& reason : reasons) lines += "\n  " + reason;
   fail(ErrorKind::unsupported,
