@@ -53,7 +53,7 @@ const Family family_llama = {
     .model_types = {"llama"},
     .build = &arch_llama,
     .chat = "llama3",
-    .gguf = {.arch = "llama", .pairs = true, .output_biases = true, .divisors = true},
+    .gguf = {.arch = "llama", .pairs = true, .output_biases = true, .queries_of_70b = 2, .divisors = true},
 };
 
 const Family family_mistral = {
@@ -61,7 +61,7 @@ const Family family_mistral = {
     .model_types = {"mistral"},
     .build = &arch_llama,
     .chat = "mistral",
-    .gguf = {.arch = "llama", .pairs = true, .divisors = true},
+    .gguf = {.arch = "llama", .pairs = true, .queries_of_70b = 2, .divisors = true},
 };
 
 const Family family_ministral3 = {
