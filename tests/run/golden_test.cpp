@@ -19,12 +19,15 @@
 namespace fewbit::test {
 namespace {
 
-constexpr const char* kModels[] = {"granite",  // the first six come from scripts/interop/goldens
+constexpr const char* kModels[] = {"granite",  // the first nine come from scripts/interop/goldens
                                    "granite4",
                                    "cohere",
                                    "olmo2",
                                    "ernie4_5",
                                    "llava",
+                                   "gemma3-vision",
+                                   "qwen3-vl-moe",
+                                   "glm4v",
                                    "llama",
                                    "llama3-ropescaled-tied",
                                    "qwen3-qknorm",
