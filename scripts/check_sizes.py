@@ -26,6 +26,8 @@ DEVICE_FUNCTION = 80  # a kernel keeps one set of registers and barriers through
 TEST_FUNCTION = 120  # a test tells one story from its input to its last expectation
 HEADER_FILE = 150
 SOURCE_FILE = 400
+FAMILY_FILE = 150  # a family of models is a record and an op list
+FAMILIES = "src/model/archs/"
 FOLDER = 40  # source files, without those of folders inside
 
 REASON = re.compile(r"\s*// Long because: \S")
@@ -127,6 +129,8 @@ def function_complaints(path, lines, tags):
 
 def file_complaints(path, lines):
     limit, what = (HEADER_FILE, "a header") if path.endswith(".h") else (SOURCE_FILE, "a source")
+    if path.startswith(FAMILIES):
+        limit, what = FAMILY_FILE, "a family of models"
     if len(lines) > limit and not any(REASON.match(line) for line in lines[:FIRST_LINES]):
         yield f"{path}:1: the file has {len(lines)} lines; the limit for {what} is {limit}"
 

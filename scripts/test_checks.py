@@ -152,6 +152,9 @@ class Sizes(Tree):
         self.passes_sizes("src/core/a.h", "#pragma once\n// Long because: a sample\n" + "int x;\n" * 150)
         self.passes_sizes("kernels/a.cuh", "int x;\n" * 400)
         self.fails_sizes("kernels/a.cuh", "int x;\n" * 401, "kernels/a.cuh:1: the file has 401 lines")
+        self.write("kernels/a.cuh", "")
+        self.passes_sizes("src/model/archs/a.cpp", "int x;\n" * 150)
+        self.fails_sizes("src/model/archs/a.cpp", "int x;\n" * 151, "the limit for a family of models is 150")
 
     def test_folder(self):
         for number in range(40):

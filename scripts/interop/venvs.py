@@ -35,6 +35,8 @@ TOOLS = {
 # llama.cpp's source travels in the source distribution of its Python binding. It is built here, because the wheels that can be
 # had have no quantizer.
 LLAMA_CPP = "llama_cpp_python==0.3.36"
+# Not for this very processor: a virtual machine may say that it has AMX and end a program that uses it.
+PORTABLE = "-DGGML_NATIVE=OFF"
 ALONE = {"torch", "gguf", "serve-clients"}  # do not see the environment of torch
 
 
@@ -111,7 +113,7 @@ def llama_tool(name):
         return program
     print(f"building {name} of {LLAMA_CPP} in {os.path.relpath(build)}", file=sys.stderr, flush=True)
     off = ["BUILD_SHARED_LIBS", "LLAMA_CURL", "LLAMA_OPENSSL", "LLAMA_BUILD_TESTS", "LLAMA_BUILD_EXAMPLES", "LLAMA_BUILD_SERVER"]
-    configure = ["cmake", "-S", os.path.join(folder, "source"), "-B", build, "-DCMAKE_BUILD_TYPE=Release"]
+    configure = ["cmake", "-S", os.path.join(folder, "source"), "-B", build, "-DCMAKE_BUILD_TYPE=Release", PORTABLE]
     run(configure + [f"-D{o}=OFF" for o in off] + (["-G", "Ninja"] if shutil.which("ninja") else []), "llama.cpp")
     run(["nice", "cmake", "--build", build, "--target", name, "-j", str(os.cpu_count() or 1)], "llama.cpp")
     return program
@@ -125,7 +127,8 @@ def libllama():
         return open(library, encoding="utf-8").read()
     print(f"building llama.cpp of {LLAMA_CPP} in {os.path.relpath(folder)}", file=sys.stderr, flush=True)
     off = ["LLAMA_BUILD_COMMON", "LLAMA_BUILD_TOOLS", "LLAMA_BUILD_TESTS", "LLAMA_BUILD_EXAMPLES", "LLAMA_BUILD_SERVER", "LLAMA_CURL"]
-    configure = ["cmake", "-S", os.path.join(folder, "source"), "-B", build, "-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=ON"]
+    configure = ["cmake", "-S", os.path.join(folder, "source"), "-B", build, "-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=ON",
+                 PORTABLE]
     run(configure + [f"-D{o}=OFF" for o in off] + (["-G", "Ninja"] if shutil.which("ninja") else []), "llama.cpp")
     run(["cmake", "--build", build, "--target", "llama", "-j", str(os.cpu_count() or 1)], "llama.cpp")
     found = sorted(glob.glob(os.path.join(build, "**", "libllama.so"), recursive=True))

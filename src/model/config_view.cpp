@@ -103,6 +103,14 @@ ConfigView ConfigView::text_model() const {
   return text;
 }
 
+ConfigView ConfigView::with_defaults(const std::string& json_object) const {
+  auto impl = std::make_unique<Impl>(*impl_);
+  const ConfigView defaults = parse(json_object, "defaults");
+  for (const auto& [key, value] : defaults.impl_->root.items())
+    if (!member(impl->root, key)) impl->root[key] = value;
+  return ConfigView(std::move(impl));
+}
+
 std::string ConfigView::architecture() const {
   const std::vector<std::string> names = str_list("architectures");
   if (names.empty())

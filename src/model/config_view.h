@@ -27,6 +27,9 @@ class ConfigView {
   // Of a model around a language model (vision): the text_config as a config of its own, with the class name of the
   // whole and what only the whole says of heads and special tokens. A config without one is returned as it is.
   ConfigView text_model() const;
+  // The same with the keys of this JSON object where it has none: what a config class has by itself. Published configs
+  // of models around a language model leave that out of text_config.
+  ConfigView with_defaults(const std::string& json_object) const;
 
   // The object `key` as a config of its own; Error{checkpoint} where it is none.
   ConfigView section(const std::string& key) const;

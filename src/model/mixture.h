@@ -33,7 +33,7 @@ struct Moe {
   // down [experts, hidden, width]. Empty: never.
   std::string stacked_gate_up{}, stacked_down{};
   // How stacks lie that are no rows of outputs: [experts, inputs, outputs], gate beside up or both by turns; the latter
-  // have biases behind "_bias".
+  // have biases behind "_bias". `turned` ones may come as rows all the same, and are told by their shape.
   enum class Stacks : uint8_t { rows, turned, turned_by_turns } stacks = Stacks::rows;
   bool weigh_inputs = false;  // the weight of an expert multiplies what it reads, not what it answers (Llama 4)
   RouterScore score = RouterScore::softmax;

@@ -184,17 +184,34 @@ Tensor stacked(const ExpertStack& s, const std::function<ConstTensorView(const s
   return all;
 }
 
+namespace {
+
+// Stacks that a family has turned, which transformers 5 writes as rows when it saves a model: their shape says so.
+bool written_as_rows(const CheckpointIndex& index, const std::string& name, const LinearDef& d, int64_t linears,
+                     const Moe& moe) {
+  const auto at = index.tensors.find(name);
+  const int64_t rows = linears * d.out_features;
+  return at != index.tensors.end() && rows != d.in_features &&
+         at->second.shape == Shape{moe.experts, rows, d.in_features};
+}
+
+}  // namespace
+
 WeightStore with_single_experts(const ModelSpec& spec, WeightStore store) {
   return std::move(store).reindexed(
       [&](const std::filesystem::path& path, CheckpointIndex& index, WeightStore::Makers& makers) {
         for (int64_t layer = 0; layer < spec.layers; ++layer) {
-          for (const ExpertStack& s : turned_stacks_of(spec, layer)) take_turned(path, index, makers, s);
+          const std::string prefix = spec.prefix(layer);
           for (const BlockOp& op : spec.block(layer)) {
             const Moe* m = std::get_if<Moe>(&op);
-            if (!m || m->stacked_gate_up.empty() || m->stacks != Moe::Stacks::rows) continue;
-            take_rows(path, index, spec.prefix(layer), m->stacked_gate_up, *m, {&m->gate, &m->up});
-            take_rows(path, index, spec.prefix(layer), m->stacked_down, *m, {&m->down});
+            if (!m || m->stacked_gate_up.empty() || m->stacks == Moe::Stacks::turned_by_turns) continue;
+            const bool rows = m->stacks == Moe::Stacks::rows;
+            if (rows || written_as_rows(index, prefix + m->stacked_gate_up, m->gate, 2, *m))
+              take_rows(path, index, prefix, m->stacked_gate_up, *m, {&m->gate, &m->up});
+            if (rows || written_as_rows(index, prefix + m->stacked_down, m->down, 1, *m))
+              take_rows(path, index, prefix, m->stacked_down, *m, {&m->down});
           }
+          for (const ExpertStack& s : turned_stacks_of(spec, layer)) take_turned(path, index, makers, s);
         }
       });
 }

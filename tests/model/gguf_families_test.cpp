@@ -139,7 +139,7 @@ INSTANTIATE_TEST_SUITE_P(All, GgufModel,
                                            "qwen2.5-vl", "qwen3-vl", "mistral3", "qwen3-next", "qwen3.5", "qwen3.5-moe",
                                            "ministral3", "granitemoe", "cohere2", "lfm2", "deepseek-v2-mla",
                                            "deepseek-v3-mla", "deepseek-v32-topk12", "glm-moe-dsa", "kimi-linear",
-                                           "gemma4", "gemma4-moe", "gemma4-e2b"),
+                                           "gemma4", "gemma4-moe", "gemma4-e2b", "gemma3-vision", "qwen3-vl-moe"),
                          [](const auto& info) { return word_of(info.param); });
 
 // Random weights of every family whose files are written.

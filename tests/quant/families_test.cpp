@@ -175,12 +175,15 @@ std::vector<Case> recent() {
                             "glm-moe-dsa-topk12",
                             "kimi-linear",
                             "deepseek-v4",
-                            "granite",  // the last six come from scripts/interop/goldens
+                            "granite",  // the last nine come from scripts/interop/goldens
                             "granite4",
                             "cohere",
                             "olmo2",
                             "ernie4_5",
-                            "llava"})
+                            "llava",
+                            "gemma3-vision",
+                            "qwen3-vl-moe",
+                            "glm4v"})
     for (const char* recipe : {"rtn int4 g16 format=compressed-tensors", "gptq int4 g16 format=compressed-tensors"})
       cases.push_back({model, recipe});
   for (const char* model :

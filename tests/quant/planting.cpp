@@ -77,7 +77,7 @@ void write_changed(const Checkpoint& c, const std::map<std::string, Tensor>& cha
     if (const auto it = changed.find(name); it != changed.end())
       writer->add(name, it->second);
     else
-      writer->add(name, c.store.index().view(info));
+      writer->add(name, c.store.get(name));  // experts out of a stack are gathered, they lie nowhere by themselves
   writer->finish();
 }
 

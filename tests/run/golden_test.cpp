@@ -19,12 +19,15 @@
 namespace fewbit::test {
 namespace {
 
-constexpr const char* kModels[] = {"granite",  // the first six come from scripts/interop/goldens
+constexpr const char* kModels[] = {"granite",  // the first nine come from scripts/interop/goldens
                                    "granite4",
                                    "cohere",
                                    "olmo2",
                                    "ernie4_5",
                                    "llava",
+                                   "gemma3-vision",
+                                   "qwen3-vl-moe",
+                                   "glm4v",
                                    "llama",
                                    "llama3-ropescaled-tied",
                                    "qwen3-qknorm",
@@ -202,7 +205,7 @@ TEST_P(GoldenModel, ComesBackFromGguf) {
   write_gguf(c, dir / "m.gguf", numbers, {});
   const Checkpoint read = Checkpoint::open(dir / "m.gguf");
   EXPECT_EQ(read.format, "gguf");
-  std::string own = family.read_as.empty() ? c.spec.arch : std::string(family.read_as);
+  std::string own(family.read_as.empty() ? family_of(c.spec).name() : family.read_as);
   if (the_case() == std::string("ministral3")) own = "Ministral3ForCausalLM";  // which a key of the file tells
   EXPECT_EQ(read.spec.arch, own == "MistralForCausalLM" && family.read_as.empty() ? "LlamaForCausalLM" : own);
   const Tensor here = logits_of(c), there = logits_of(read);

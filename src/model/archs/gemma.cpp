@@ -1,7 +1,7 @@
-// Gemma 2 and Gemma 3 (text). Both norm what attention and the MLP add to the states as well as what they read,
-// scale the embedding by sqrt(hidden), and alternate layers with a sliding window and full ones. Gemma 2 caps
-// attention scores and logits; Gemma 3 norms the heads of q and k and turns its two kinds of layer by different
-// rotations. Keys and defaults: configuration_gemma2.py and configuration_gemma3.py of Hugging Face transformers.
+// Gemma 2 and Gemma 3, alone or inside a vision model. Both norm what attention and the MLP add to the states as well
+// as what they read, scale the embedding by sqrt(hidden), and alternate layers with a sliding window and full ones.
+// Gemma 2 caps attention scores and logits; Gemma 3 norms the heads of q and k and turns its two kinds of layer by
+// different rotations. Keys and defaults: configuration_gemma2.py and configuration_gemma3.py of transformers.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -87,7 +87,11 @@ ModelSpec arch_gemma2(const ConfigView& c) {
                          soft_cap(c, "final_logit_softcapping", 30));
 }
 
-ModelSpec arch_gemma3(const ConfigView& c) {
+ModelSpec arch_gemma3(const ConfigView& given) {
+  // What Gemma3TextConfig has by itself; the published configs of the vision models leave it out.
+  const ConfigView c = given.with_defaults(
+      R"({"hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26, "num_attention_heads": 8,
+          "num_key_value_heads": 4, "vocab_size": 262208, "max_position_embeddings": 131072})");
   const DecoderSizes s = gemma_sizes(c);
   std::vector<std::vector<BlockOp>> variants;  // full, sliding
   for (const char* section : {"full_attention", "sliding_attention"}) {
@@ -124,9 +128,11 @@ const Family family_gemma2 = {
 };
 
 const Family family_gemma3 = {
-    .classes = {{"Gemma3ForCausalLM"}},  // the text model; the one inside a vision model is another class
-    .model_types = {"gemma3_text"},
+    .classes = {{"Gemma3ForCausalLM"},
+                {"Gemma3ForConditionalGeneration", "language_model.model.", "language_model.lm_head."}},
+    .model_types = {"gemma3_text", "gemma3"},
     .build = &arch_gemma3,
+    .keeps = {{"vision_tower.*", kVisionTower, true}, {"multi_modal_projector.*", kProjector, true}},
     .chat = "gemma",
     .gguf = {.arch = "gemma3",
              .names = {{"post_attention_layernorm", "post_attention_norm"}},

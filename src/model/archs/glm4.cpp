@@ -69,6 +69,14 @@ const Family family_glm4 = {
              .presence = {{"attention_bias", "blk.0.attn_q.bias"}}},
 };
 
+const Family family_glm4v = {
+    .classes = {{"Glm4vForConditionalGeneration", "model.language_model."}},  // GLM-4.1V
+    .model_types = {"glm4v"},
+    .build = &arch_glm4,
+    .keeps = {{"model.visual.*", kVisionTower, true}},
+    .gguf = {.why_not = "beside axes of positions its files have heads in another order, which is not written yet"},
+};
+
 const Family family_glm4_moe = {
     .classes = {{"Glm4MoeForCausalLM"}},  // GLM-4.5, 4.6, 4.7
     .model_types = {"glm4_moe"},

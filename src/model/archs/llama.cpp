@@ -34,8 +34,23 @@ ModelSpec arch_llama(const ConfigView& c) {
   return decoder_spec(c, s, block, mistral_windows(c, s));
 }
 
+// Sizes that text_config leaves out are those of its config class: LLaVA 1.5's says hardly more than the vocabulary.
+ConfigView with_defaults_of_type(const ConfigView& c) {
+  const std::string type = c.str("model_type", "mistral");
+  if (type == "llama")
+    return c.with_defaults(
+        R"({"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32,
+            "vocab_size": 32000})");
+  if (type == "mistral")
+    return c.with_defaults(
+        R"({"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+            "num_key_value_heads": 8, "vocab_size": 32000, "max_position_embeddings": 131072})");
+  return c.with_defaults("{}");
+}
+
 // The language model of Mistral Small 3, Ministral 3 and LLaVA.
-ModelSpec arch_wrapped_llama(const ConfigView& c) {
+ModelSpec arch_wrapped_llama(const ConfigView& given) {
+  const ConfigView c = with_defaults_of_type(given);
   const std::vector<std::string> known = {"llama", "mistral", "ministral3", "qwen2"};
   const std::string type = c.str("model_type", "mistral");
   if (std::find(known.begin(), known.end(), type) == known.end())
@@ -53,7 +68,7 @@ const Family family_llama = {
     .model_types = {"llama"},
     .build = &arch_llama,
     .chat = "llama3",
-    .gguf = {.arch = "llama", .pairs = true, .output_biases = true, .divisors = true},
+    .gguf = {.arch = "llama", .pairs = true, .output_biases = true, .queries_of_70b = 2, .divisors = true},
 };
 
 const Family family_mistral = {
@@ -61,7 +76,7 @@ const Family family_mistral = {
     .model_types = {"mistral"},
     .build = &arch_llama,
     .chat = "mistral",
-    .gguf = {.arch = "llama", .pairs = true, .divisors = true},
+    .gguf = {.arch = "llama", .pairs = true, .queries_of_70b = 2, .divisors = true},
 };
 
 const Family family_ministral3 = {

@@ -18,7 +18,7 @@ const Family family_mixtral = {
     .model_types = {"mixtral"},
     .build = &arch_mixtral,
     .chat = "mistral",
-    .gguf = {.arch = "llama", .has_experts = true, .pairs = true, .divisors = true},
+    .gguf = {.arch = "llama", .has_experts = true, .pairs = true, .queries_of_70b = 2, .divisors = true},
 };
 
 }  // namespace fewbit

@@ -29,7 +29,7 @@ const Family family_qwen2 = {
     .model_types = {"qwen2"},
     .build = &arch_qwen2,
     .chat = "chatml",
-    .gguf = {.arch = "qwen2", .square = true},
+    .gguf = {.arch = "qwen2", .queries_of_70b = 1, .square = true},
 };
 
 const Family family_qwen2_5_vl = {

@@ -43,6 +43,20 @@ ModelSpec arch_qwen3_moe(const ConfigView& c) {
   return moe_spec(c, s, dense, with_experts(c, dense));
 }
 
+// The language model of Qwen3-VL's mixtures: stacks whose inputs come before their outputs, and weights of the chosen
+// experts that always add up to 1.
+ModelSpec arch_qwen3_vl_moe(const ConfigView& c) {
+  ModelSpec spec = arch_qwen3_moe(c);
+  for (std::vector<BlockOp>& block : spec.kinds)
+    for (BlockOp& op : block)
+      if (auto* moe = std::get_if<Moe>(&op)) {
+        moe->renormalise = true;
+        moe->stacked_gate_up = "mlp.experts.gate_up_proj", moe->stacked_down = "mlp.experts.down_proj";
+        moe->stacks = Moe::Stacks::turned;
+      }
+  return spec;
+}
+
 ModelSpec arch_qwen2_moe(const ConfigView& c) {
   const DecoderSizes s = decoder_sizes(c);
   const std::vector<BlockOp> dense = decoder_block(c, s, {.qkv = c.flag("qkv_bias", true)});
@@ -82,6 +96,22 @@ const Family family_qwen3_moe = {
                          .count = "num_experts",
                          .width = "moe_intermediate_size",
                          .renormalised = "norm_topk_prob"}},
+};
+
+const Family family_qwen3_vl_moe = {
+    .classes = {{"Qwen3VLMoeForConditionalGeneration", "model.language_model."}},
+    .model_types = {"qwen3_vl_moe"},
+    .build = &arch_qwen3_vl_moe,
+    .keeps = {{"model.visual.*", kVisionTower, true}},
+    .chat = "chatml",
+    .gguf = {.arch = "qwen3vlmoe",
+             .read_as = "Qwen3MoeForCausalLM",
+             .has_experts = true,
+             .experts = {.width_key = true,
+                         .count = "num_experts",
+                         .width = "moe_intermediate_size",
+                         .renormalised = "norm_topk_prob"},
+             .sections = true},
 };
 
 const Family family_qwen2_moe = {

@@ -35,6 +35,9 @@ struct GgufFamily {
   // A gated delta net beside attention; with `tiled` its value heads lie by turns: the first of every key head, then
   // the second of every key head, where the model has all of a key head together.
   bool delta_net = false, tiled = false;
+  // Models of 80 layers are those of 70 G parameters to the mixes of types, where so many queries or more share a key;
+  // 0: none is.
+  int queries_of_70b = 0;
   bool square = false;                // heads times their size is the hidden size
   bool sections = false;              // says which rotary features belong to which axis of a picture: text has one
   std::string_view usual_sections{};  // JSON, where config.json says none

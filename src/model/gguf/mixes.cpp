@@ -37,8 +37,8 @@ Facts facts_of(const ModelSpec& spec) {
   const auto* moe = first_of<Moe>(spec);
   if (moe) f.experts = moe->experts;
   // llama.cpp knows the models of 70 G parameters by their layers.
-  const std::string_view arch = gguf_family_of(spec).arch_of(moe != nullptr);
-  f.of_70b = spec.layers == 80 && (arch == "qwen2" || (arch == "llama" && f.queries_per_key > 1));
+  const int least = gguf_family_of(spec).queries_of_70b;
+  f.of_70b = spec.layers == 80 && least > 0 && f.queries_per_key >= least;
   return f;
 }
 
