@@ -76,7 +76,7 @@ typeindex typeinfo unordered_map unordered_set utility valarray variant vector v
 """.split())
 POSIX = re.compile(
     r"(arpa/inet|cpuid|dirent|dlfcn|fcntl|glob|malloc|netinet/in|poll|pthread|sched|signal|termios|unistd|"
-    r"sys/(file|mman|resource|socket|stat|syscall|time|types|uio|un|wait))\.h$")
+    r"sys/(eventfd|file|mman|resource|socket|stat|syscall|time|types|uio|un|wait))\.h$")
 
 # (header, the files that may include it, what to say of others). A header that fits no line here is not known.
 CUDA_HOME = r"kernels/.*(_cuda\.cu|\.cuh)$|kernels/exec/(exec_cuda|cuda_libraries)\.h$"
