@@ -142,7 +142,7 @@ TEST_F(Convert, RefusalsSayWhyAndLeaveNothingBehind) {
   refused("gptqq packed out", "known:", 2);
   refused("gptq:q4_0 packed out", "only gguf takes a type", 2);
   refused("gptq packed blocks", "exists", 2);
-  refused("gptq packed no/such/out", "is not a folder");
+  refused("gptq packed no/such/out", "expected a folder");
 }
 
 TEST_F(Convert, AGgufFileBecomesAFolderWithItsTokenizer) {
