@@ -38,14 +38,14 @@ std::string join(const std::vector<std::string>& parts, std::string_view separat
 }
 
 bool starts_with(std::string_view s, std::string_view prefix) { return s.substr(0, prefix.size()) == prefix; }
+bool ends_with(std::string_view s, std::string_view suffix) {
+  return s.size() >= suffix.size() && s.substr(s.size() - suffix.size()) == suffix;
+}
+
 void add_note(std::string& notes, std::string_view note) {
   if (note.empty()) return;
   if (!notes.empty()) notes += "; ";
   notes += note;
-}
-
-bool ends_with(std::string_view s, std::string_view suffix) {
-  return s.size() >= suffix.size() && s.substr(s.size() - suffix.size()) == suffix;
 }
 
 namespace {

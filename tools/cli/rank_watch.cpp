@@ -15,6 +15,8 @@
 #include <cstdlib>
 #include <utility>
 
+#include "tools/cli/ranks.h"
+
 namespace fewbit::cli {
 namespace {
 
@@ -61,7 +63,8 @@ std::unique_ptr<RankWatch> RankWatch::start(const Ranks& ranks, std::string_view
     const int process = i == ranks.node_rank() ? -1 : static_cast<int>(::syscall(SYS_pidfd_open, m.pid, 0));
     if (process >= 0) others.push_back({m.rank, i, process});
   }
-  ranks.barrier();  // all have opened what they want of the others
+  ranks.node_gather(&mine, all.data(), sizeof mine);  // all have opened what they want of the others
+  if (mine.board >= 0) ::close(mine.board);
   if (!board) return nullptr;
   std::unique_ptr<RankWatch> watch(new RankWatch(ranks, program, board));
   watch->others_ = std::move(others);
@@ -75,22 +78,19 @@ RankWatch::RankWatch(const Ranks& ranks, std::string_view program, std::atomic<u
 
 RankWatch::~RankWatch() {
   spoken_[ranks_.node_rank()] = kEnds;
-  const uint64_t one = 1;
-  if (thread_.joinable() && ::write(stop_, &one, sizeof one) == sizeof one) thread_.join();
-  if (thread_.joinable()) thread_.detach();  // an eventfd takes a one; else the process ends without it
+  if (thread_.joinable()) {
+    ::eventfd_write(stop_, 1);
+    thread_.join();
+  }
   for (const Other& o : others_) ::close(o.process);
   if (stop_ >= 0) ::close(stop_);
-}
-
-void RankWatch::reached(std::string place) {
-  const std::lock_guard lock(guard_);
-  place_ = std::move(place);
 }
 
 void RankWatch::fails() { spoken_[ranks_.node_rank()] = kFails; }
 
 bool RankWatch::another_is_gone() const {
   std::vector<pollfd> polled;
+  polled.reserve(others_.size());
   for (const Other& o : others_) polled.push_back({.fd = o.process, .events = POLLIN, .revents = 0});
   constexpr int kMilliseconds = 50;  // a process closes its sockets before it is gone
   ::poll(polled.data(), polled.size(), kMilliseconds);
@@ -134,9 +134,9 @@ void RankWatch::say(const Other& dead) {
   const bool first = std::none_of(others_.begin(), others_.end(),
                                   [this](const Other& o) { return o.node_rank < ranks_.node_rank() && !gone(o); });
   if (first) {
-    const std::lock_guard lock(guard_);
+    const std::string place = reached_place();
     fmt::print(stderr, "{}: rank {} on {} is gone without a word (killed, or out of memory){}{}\n", program_, dead.rank,
-               host_name(), place_.empty() ? "" : " in " + place_,
+               host_name(), place.empty() ? "" : " in " + place,
                program_ == "quantize" ? "; what is sealed is kept: --resume goes on there" : "");
     std::fflush(stderr);
   }

@@ -4,7 +4,6 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -25,8 +24,6 @@ class RankWatch {
   // Tells the others that this process ends in order.
   ~RankWatch();
 
-  // Where this process is, "block 5 of 32", for the line about another one.
-  void reached(std::string place);
   // This process is about to say why it fails.
   void fails();
   // Whether one of the others is gone and said nothing; then this process ends soon, with a line about that one.
@@ -49,8 +46,6 @@ class RankWatch {
   std::atomic<uint8_t>* const spoken_;  // [node_size], shared by the processes of this machine
   std::vector<Other> others_{};
   int stop_ = -1;  // an eventfd
-  std::mutex guard_{};
-  std::string place_{};
   std::thread thread_{};
 };
 

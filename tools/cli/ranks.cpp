@@ -6,6 +6,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <mutex>
 #include <thread>
 #include <utility>
 
@@ -18,6 +19,7 @@ namespace {
 
 // What the process knows of itself and of the others of its machine. The watch goes before the ranks that it uses.
 struct Here {
+  std::mutex guard{};  // of the place
   std::string place{};
   std::unique_ptr<RankWatch> watch{};
 };
@@ -46,9 +48,14 @@ void join_ranks(const Launch& launch, std::string_view program, const std::strin
   here().watch = RankWatch::start(the_ranks(), program);
 }
 
-void reached_place(const std::string& place) {
+void reach_place(const std::string& place) {
+  const std::lock_guard lock(here().guard);
   here().place = place;
-  if (here().watch) here().watch->reached(place);
+}
+
+std::string reached_place() {
+  const std::lock_guard lock(here().guard);
+  return here().place;
 }
 
 void leave_ranks() {
@@ -84,7 +91,7 @@ int report_failure(const Launch& launch, std::string_view program, const std::st
   }
   if (here().watch && here().watch->another_is_gone()) std::this_thread::sleep_for(std::chrono::seconds(2));
   if (here().watch) here().watch->fails();
-  const std::string& place = here().place;
+  const std::string place = reached_place();
   fmt::print(stderr, "{}: rank {} on {}{}: {}\n", program, launch.rank, host_name(), place.empty() ? "" : ", " + place,
              line);
   std::fflush(stdout);

@@ -15,7 +15,8 @@ Ranks& the_ranks();
 void join_ranks(const Launch&, std::string_view program, const std::string& command,
                 std::span<const std::string> on_ranks);
 // Where this process is, "block 5 of 32": in its last line, and in that about another rank of the machine that is gone.
-void reached_place(const std::string& place);
+void reach_place(const std::string& place);
+std::string reached_place();  // "" before that; from any thread
 // After the last call between ranks.
 void leave_ranks();
 // Error{device} where this rank's products have other last bits than those of rank 0: another GPU, or another CPU.

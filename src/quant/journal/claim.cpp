@@ -50,9 +50,7 @@ void refuse_existing(const fs::path& out, bool force) {
 void check_out(const fs::path& model, const QuantJob& job) {
   const fs::path out = place_of(job.out), parent = fs::absolute(out).parent_path();
   for (const fs::path& place : {out, partial_of(out)}) refuse_overlap(model, place);
-  if (!fs::is_directory(parent))
-    fail(ErrorKind::io,
-         fmt::format("OUT: expected a folder to write it into, found no {}; make that first", parent.string()));
+  require_folder_of_out(parent);
   settle(out);
   if (!finished_already(job)) refuse_existing(out, job.force);
 }

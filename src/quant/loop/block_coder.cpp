@@ -157,7 +157,7 @@ void BlockCoder::quantize_apart(const std::vector<Group>& groups, const std::fun
 }
 
 void BlockCoder::measure_again(CodedLinear& c, const InputStats& stats) {
-  measure(ex_, c.weight, c.linear, &stats, c.record);
+  measure(ex_, c.weight, c.linear, {}, &stats, c.record);
 }
 
 void BlockCoder::seal(Journal& journal) {
@@ -253,10 +253,7 @@ void BlockCoder::code(Exec& ex, CodedLinear& coded, const Tensor& w, const Input
 void BlockCoder::measure_coded(Exec& ex, CodedLinear& coded, const Tensor& w, const InputStats* stats,
                                const RowShare& rows) const {
   const std::optional<double> loss = coded.record.loss > 0 ? std::optional<double>(coded.record.loss) : std::nullopt;
-  const QuantSpec& spec = coded.linear.spec;
-  const Tensor values =
-      coded.there.codes.empty() ? values_of(ex, coded.linear, DType::f32) : values_of(ex, coded.there, spec);
-  measure(ex, w, values, input_quant(spec, coded.linear.input_scale), stats, coded.record, rows, loss);
+  measure(ex, w, coded.linear, coded.there, stats, coded.record, rows, loss);
 }
 
 // What overflows, or what a device computes wrongly, shows in the error of the linear's outputs.

@@ -63,10 +63,11 @@ void measure(Exec& ex, const Tensor& w, const Tensor& values, const std::optiona
   record.rel_error = std::sqrt(std::max(noise, 0.0) / signal);
 }
 
-void measure(Exec& ex, const Tensor& w, const QuantizedLinear& codes, const InputStats* stats, LinearRecord& record,
-             const RowShare& rows, std::optional<double> loss) {
-  measure(ex, w, values_of(ex, codes, DType::f32), input_quant(codes.spec, codes.input_scale), stats, record, rows,
-          loss);
+void measure(Exec& ex, const Tensor& w, const QuantizedLinear& codes, const DeviceCodes& there, const InputStats* stats,
+             LinearRecord& record, const RowShare& rows, std::optional<double> loss) {
+  const Tensor values =
+      there.codes.empty() ? values_of(ex, codes, DType::f32) : values_of(ex, there, codes.spec, DType::f32);
+  measure(ex, w, values, input_quant(codes.spec, codes.input_scale), stats, record, rows, loss);
 }
 
 void KvRange::Largest::add(Exec& ex, ConstTensorView x) {

@@ -18,9 +18,9 @@ namespace fewbit {
 void measure(Exec&, const Tensor& w, const Tensor& values, const std::optional<RowQuant>& rounding,
              const InputStats* stats, LinearRecord& record, const RowShare& rows = RowShare::none(),
              std::optional<double> loss = {});
-// The same for codes.
-void measure(Exec&, const Tensor& w, const QuantizedLinear& codes, const InputStats* stats, LinearRecord& record,
-             const RowShare& rows = RowShare::none(), std::optional<double> loss = {});
+// The same for codes, which need not be in host memory where the device has them (`there`).
+void measure(Exec&, const Tensor& w, const QuantizedLinear& codes, const DeviceCodes& there, const InputStats* stats,
+             LinearRecord& record, const RowShare& rows = RowShare::none(), std::optional<double> loss = {});
 
 // Scales of an FP8 cache: the largest key (after RoPE) and the largest value of all that were added, [tokens, features]
 // each, become the largest code of E4M3.

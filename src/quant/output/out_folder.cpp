@@ -42,6 +42,12 @@ void refuse_overlap(const fs::path& model, const fs::path& out) {
   if (around) refuse("holds");
 }
 
+void require_folder_of_out(const fs::path& parent) {
+  if (!fs::is_directory(parent))
+    fail(ErrorKind::io,
+         fmt::format("OUT: expected a folder to write it into, found no {}; make that first", parent.string()));
+}
+
 void refuse_to_replace(const fs::path& out) {
   std::error_code ec;
   if (!fs::exists(out / "config.json", ec))

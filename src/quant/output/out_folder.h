@@ -8,6 +8,8 @@ namespace fewbit {
 void refuse_overlap(const std::filesystem::path& model, const std::filesystem::path& out);
 // Error{usage} unless `out` holds a checkpoint and nothing else that --force would take away.
 void refuse_to_replace(const std::filesystem::path& out);
+// Error{io} where `parent`, which OUT shall lie in, is no folder.
+void require_folder_of_out(const std::filesystem::path& parent);
 
 // The folder `built`, which must be on the disk, becomes `out`. Error{io} where something is there already.
 void put_in_place(const std::filesystem::path& built, const std::filesystem::path& out);

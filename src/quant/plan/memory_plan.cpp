@@ -74,6 +74,7 @@ class Estimate {
       if (m.of.device + m.of.host > p.device + p.host) p = m.of;
     }
     std::vector<PhaseMemory> all;
+    all.reserve(most.size());
     for (auto& [name, p] : most) all.push_back(p);
     return all;
   }
@@ -351,15 +352,14 @@ MemoryPlan plan_memory(const Checkpoint& c, const QuantPlan& plan, const PlanOpt
     if (!o.on_gpu) on_one_machine(phases);
     const int64_t device = o.on_gpu ? largest(phases, true).device + kDeviceLibraries : 0;
     const int64_t host = largest(phases, false).host;
-    if (m.smallest_host == 0 || (o.on_gpu ? device < m.smallest_device : host < m.smallest_host))
-      m.smallest_device = device, m.smallest_host = host;
-    if (found) continue;
-    found = device <= o.limits.device && host <= o.limits.host;
-    m.experts_at_once = waves.at_once;
-    m.experts_in_waves = waves.weights;
+    const bool fits = device <= o.limits.device && host <= o.limits.host;
+    const bool smaller = m.smallest_host == 0 || (o.on_gpu ? device < m.smallest_device : host < m.smallest_host);
+    if (smaller) m.smallest_device = device, m.smallest_host = host;
+    if (found || !(fits || smaller)) continue;  // of those that do not fit the smallest is what a refusal names
+    found = fits;
+    m.experts_at_once = waves.at_once, m.experts_in_waves = waves.weights;
     m.phases = std::move(phases);
-    m.least_device = device;
-    m.least_host = host;
+    m.least_device = device, m.least_host = host;
   }
   add_lanes(m, estimate, o, plan.calibrates() && has_moe(c.spec));
   m.refusal = memory_refusal(m, o);

@@ -23,11 +23,14 @@ void on_one_machine(std::vector<PhaseMemory>& phases) {
 
 namespace {
 
+std::string stated_anew(const char* flag, int64_t needs) {
+  return fmt::format("give it {} {}MiB or more, on a machine that has it", flag, (needs >> 20) + 1);
+}
+
 // What to do about a limit of the host: one that was stated is stated anew, others are raised by what is missing; of
 // what is free a twentieth is left to others, and so it is of what is added.
 std::string remedy(const std::string& limit, int64_t needs, int64_t may) {
-  if (limit == "--max-host-memory")
-    return fmt::format("give it --max-host-memory {}MiB or more, on a machine that has it", (needs >> 20) + 1);
+  if (limit == "--max-host-memory") return stated_anew("--max-host-memory", needs);
   const int64_t missing = needs - may, more = ((missing + missing / 19) >> 20) + 1;
   if (limit.empty() || limit == "MemAvailable")
     return fmt::format("free {} MiB more, or take a machine that has it", more);
@@ -45,9 +48,7 @@ std::string memory_refusal(const MemoryPlan& m, const PlanOptions& o) {
                        what_to_do);
   };
   if (o.on_gpu && m.least_device > o.limits.device)
-    return line(
-        device, "GPU", m.least_device, o.limits.device, "",
-        fmt::format("give it --max-gpu-memory {}MiB or more, on a machine that has it", (m.least_device >> 20) + 1));
+    return line(device, "GPU", m.least_device, o.limits.device, "", stated_anew("--max-gpu-memory", m.least_device));
   if (m.least_host > o.limits.host)
     return line(host, "host", m.least_host, o.limits.host, o.limits.host_name,
                 remedy(o.limits.host_name, m.least_host, o.limits.host));

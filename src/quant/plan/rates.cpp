@@ -134,11 +134,7 @@ Coded code_once(Exec& ex, PlannedLinear p, int64_t out, int64_t in, const InputS
     r = p.recipe.method->quantize(ex, job);
   });
   if (p.recipe.spec.activations == ActQuant::tensor) r.linear.input_scale = 1;
-  c.measuring = timed([&] {
-    const Tensor values =
-        r.linear.codes.empty() ? values_of(ex, r.there, r.linear.spec) : values_of(ex, r.linear, DType::f32);
-    measure(ex, w, values, input_quant(r.linear.spec, r.linear.input_scale), stats, record);
-  });
+  c.measuring = timed([&] { measure(ex, w, r.linear, r.there, stats, record); });
   return c;
 }
 

@@ -31,10 +31,7 @@ void check_out(const fs::path& model, const fs::path& out, bool force) {
     fail(ErrorKind::usage, fmt::format("{} exists; choose another OUT, or --force", out.string()));
   if (fs::is_directory(out)) refuse_to_replace(out);
   const fs::path whole = fs::absolute(out).lexically_normal();
-  const fs::path parent = whole.has_filename() ? whole.parent_path() : whole.parent_path().parent_path();
-  if (!fs::is_directory(parent))
-    fail(ErrorKind::io,
-         fmt::format("OUT: expected a folder to write it into, found no {}; make that first", parent.string()));
+  require_folder_of_out(whole.has_filename() ? whole.parent_path() : whole.parent_path().parent_path());
 }
 
 // Without the paths of this machine.

@@ -31,7 +31,7 @@ void show_progress(const Common& common, const Checkpoint& c, const Exec& ex, Pr
   job.entered = [phase](const std::string& now) { *phase = now; };
   job.progress = [&progress, &ex, phase, blocks = c.spec.layers](const std::string& what, double f) {
     const auto block = std::min(static_cast<int64_t>(f * static_cast<double>(blocks)) + 1, blocks);
-    if (!phase->empty()) reached_place(fmt::format("block {} of {}", block, blocks));
+    if (!phase->empty()) reach_place(fmt::format("block {} of {}", block, blocks));
     progress.update(what, f, phase->empty() ? "" : progress_detail(ex, block, blocks, *phase));
   };
   if (common.verbose && the_ranks().rank() == 0)
