@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "src/core/strings.h"
 #include "src/model/op_slots.h"
 
 namespace fewbit {
@@ -65,43 +66,97 @@ bool take_consumers(const std::vector<BlockOp>& ops, Slot s, Absorber& a) {
   return true;
 }
 
-// The op that made what the gate ops[at] lets through, itself where it is none: in * sigmoid(gate) is linear in `in`,
-// feature by feature, whether the gate is one or one for each. Nothing where somebody besides the gate reads it.
-std::optional<size_t> behind_gates(const std::vector<BlockOp>& ops, size_t at) {
-  while (const auto* gate = std::get_if<SigmoidGate>(&ops[at])) {
-    const std::optional<size_t> made = writer_of(ops, at, gate->in);
-    if (!made || gate->in == Slot::x || gate->in == gate->gate ||
-        readers_of(ops, *made, gate->in) != std::vector<size_t>{at})
-      return std::nullopt;
-    at = *made;
-  }
-  return at;
+// What an op lets through, and the slot that decides how much: in * sigmoid(gate) is linear in `in`, feature by
+// feature, whether the gate is one or one for each, and act(gate) * up, unclamped, in `up`.
+std::optional<std::pair<Slot, Slot>> let_through(const BlockOp& op) {
+  if (const auto* gate = std::get_if<SigmoidGate>(&op)) return std::pair{gate->in, gate->gate};
+  if (const auto* act = std::get_if<GatedAct>(&op); act && act->limit == 0) return std::pair{act->up, act->gate};
+  return std::nullopt;
 }
 
-// The absorber of the input `s` of ops[reader].
-std::optional<Absorber> absorber_of(const std::vector<BlockOp>& ops, size_t reader, Slot s) {
-  const std::optional<size_t> at = writer_of(ops, reader, s);
+// The last op before ops[end] that wrote its input `s` and is no gate; the slot that it wrote, and who reads that.
+struct Made {
+  size_t op, reader;
+  Slot slot;
+  bool gated = false;
+};
+// Nothing where somebody besides a gate reads what goes into it.
+std::optional<Made> made_behind_gates(const std::vector<BlockOp>& ops, size_t end, Slot s) {
+  std::optional<size_t> at = writer_of(ops, end, s);
   if (!at || s == Slot::x) return std::nullopt;  // x leaves the block: its readers are not all in sight
-  const std::optional<size_t> made = behind_gates(ops, *at);
-  if (!made) return std::nullopt;
-  std::optional<Absorber> a;
-  if (const auto* norm = std::get_if<Norm>(&ops[*made])) {
-    a.emplace();
-    a->op = *made;
-    a->name = norm->name;
-    a->features = norm->features;
-  } else if (const auto* act = std::get_if<GatedAct>(&ops[*made])) {
-    if (act->up != act->gate && act->limit == 0) a = rows_of(ops, *made, act->up);  // act(gate) * up is linear in up
-  } else if (const auto* attention = std::get_if<Attention>(&ops[*made])) {
-    if (attention->v != attention->q && attention->v != attention->k)
-      a = rows_of(ops, *made, attention->v);  // a weighted mean of v is linear in v
-    if (a) {
-      a->head_dim = attention->head_dim;
-      a->repeat = attention->heads / attention->kv_heads;
-    }
+  Made made{.op = *at, .reader = end, .slot = s};
+  while (const auto through = let_through(ops[made.op])) {
+    const auto [in, gate] = *through;
+    at = writer_of(ops, made.op, in);
+    if (!at || in == Slot::x || in == gate || readers_of(ops, *at, in) != std::vector<size_t>{made.op})
+      return std::nullopt;
+    made = {.op = *at, .reader = made.op, .slot = in, .gated = true};
   }
+  return made;
+}
+
+// By who made it: the absorber of an input of `width` features, as far as the op itself says.
+struct AbsorbedBy {
+  const std::vector<BlockOp>& ops;
+  const Made& made;
+  int64_t width;
+
+  std::optional<Absorber> operator()(const Norm& n) const { return norm(n.name, n.features); }
+  std::optional<Absorber> operator()(const HeadNorm& n) const {
+    if (n.name.empty()) return std::nullopt;
+    Absorber a = norm(n.name, n.head_dim);
+    a.head_dim = n.head_dim;
+    a.repeat = width / n.head_dim;
+    return a;
+  }
+  std::optional<Absorber> operator()(const Scale& s) const {
+    constexpr std::string_view kWeight = ".weight";
+    if (s.features != width || !ends_with(s.name, kWeight)) return std::nullopt;
+    return norm(s.name.substr(0, s.name.size() - kWeight.size()), width);
+  }
+  std::optional<Absorber> operator()(const Linears&) const {
+    if (!made.gated) return std::nullopt;
+    return rows_of(ops, made.reader, made.slot);
+  }
+  std::optional<Absorber> operator()(const Attention& attention) const {  // a weighted mean of v is linear in v
+    if (attention.v == attention.q || attention.v == attention.k) return std::nullopt;
+    std::optional<Absorber> a = rows_of(ops, made.op, attention.v);
+    if (!a) return std::nullopt;
+    a->head_dim = attention.head_dim;
+    a->repeat = attention.heads / attention.kv_heads;
+    return a;
+  }
+  std::optional<Absorber> operator()(const LatentAttention& attention) const {
+    std::optional<Absorber> a = rows_of(ops, made.op, attention.kv);
+    if (!a) return std::nullopt;
+    a->features = attention.heads * attention.value;
+    a->head_dim = attention.value;
+    a->head_rows = attention.nope + attention.value;
+    return a;
+  }
+  template <class Other>
+  std::optional<Absorber> operator()(const Other&) const {
+    return std::nullopt;
+  }
+
+ private:
+  Absorber norm(const std::string& name, int64_t features) const {
+    Absorber a;
+    a.op = made.op;
+    a.name = name;
+    a.features = features;
+    return a;
+  }
+};
+
+// The absorber of the input `s` of ops[reader], which is `width` wide.
+std::optional<Absorber> absorber_of(const std::vector<BlockOp>& ops, size_t reader, Slot s, int64_t width) {
+  const std::optional<Made> made = made_behind_gates(ops, reader, s);
+  if (!made) return std::nullopt;
+  std::optional<Absorber> a = std::visit(AbsorbedBy{ops, *made, width}, ops[made->op]);
   if (!a) return std::nullopt;
-  a->consumers = readers_of(ops, *at, s);
+  a->gated = made->gated;
+  a->consumers = readers_of(ops, *writer_of(ops, reader, s), s);
   if (!take_consumers(ops, s, *a)) return std::nullopt;
   return a;
 }
@@ -129,7 +184,8 @@ std::vector<Absorber> absorbers_of(const std::vector<BlockOp>& ops) {
     const auto* group = std::get_if<Linears>(&ops[i]);
     const auto* moe = std::get_if<Moe>(&ops[i]);
     if (!group && !moe) continue;
-    std::optional<Absorber> a = absorber_of(ops, i, group ? group->in : moe->in);
+    std::optional<Absorber> a = group ? absorber_of(ops, i, group->in, group->items.front().in_features)
+                                      : absorber_of(ops, i, moe->in, moe->hidden);
     if (a && a->consumers.front() == i) all.push_back(std::move(*a));  // one entry for an input with two readers
     for (int e = 0; moe && moe->gated() && moe->swiglu_limit == 0 && e < moe->experts; ++e)
       all.push_back(inside_expert(*moe, i, e));

@@ -141,6 +141,63 @@ TEST(Absorb, AGateIsLookedThrough) {
   EXPECT_TRUE(absorbers_of(ops).empty());
 }
 
+// A norm by heads has one weight for all of them; the gate behind it scales what it gives.
+TEST(Absorb, TheNormOfADeltaNetTakesTheScalesOfAllHeads) {
+  std::vector<BlockOp> ops = {linears(S::x, "z", S::z), ShortConv{S::qkv, S::attn, "conv1d", 8, 4},
+                              HeadNorm{S::attn, NormKind::rms, "norm", 4, 1e-5f},
+                              GatedAct{S::z, S::attn, S::attn, Activation::silu}, linears(S::attn, "out", S::h)};
+  ASSERT_EQ(absorbers_of(ops).size(), 1u);
+  const Absorber a = absorbers_of(ops)[0];
+  EXPECT_EQ(a.kind, Absorber::Kind::norm);
+  EXPECT_EQ(a.name, "norm");
+  EXPECT_EQ(a.features, 4);
+  EXPECT_EQ(a.repeat, 2);
+  EXPECT_TRUE(a.gated);
+  for (int64_t j = 0; j < 8; ++j) EXPECT_EQ(a.source(j), j % 4) << j;
+  std::get<HeadNorm>(ops[2]).name = "";  // nothing is stored that could be divided
+  EXPECT_TRUE(absorbers_of(ops).empty());
+  ops[2] = Scale{S::attn, "norm.weight", 8};  // of every feature its own
+  ASSERT_EQ(absorbers_of(ops).size(), 1u);
+  EXPECT_EQ(absorbers_of(ops)[0].name, "norm");
+  EXPECT_EQ(absorbers_of(ops)[0].features, 8);
+  ops[2] = Scale{S::attn, "scale", 1};  // one for all
+  EXPECT_TRUE(absorbers_of(ops).empty());
+  ops[2] = HeadNorm{S::attn, NormKind::rms, "norm", 4, 1e-5f};
+  std::get<GatedAct>(ops[3]).limit = 7;  // a clamp is not linear
+  EXPECT_TRUE(absorbers_of(ops).empty());
+}
+
+// A head's rows of kv_b are its key and then its value: only those of values take scales.
+TEST(Absorb, LatentAttentionPassesScalesToTheValuesOfEachHead) {
+  LatentAttention attention{.q_nope = S::q_nope,
+                            .q_rope = S::q_rope,
+                            .kv = S::kv,
+                            .k_rope = S::k_rope,
+                            .latent = S::latent,
+                            .out = S::attn,
+                            .kv_b = "kv_b",
+                            .heads = 2,
+                            .nope = 3,
+                            .rope = 2,
+                            .value = 4,
+                            .rank = 8,
+                            .scale = 1};
+  std::vector<BlockOp> ops = {Linears{S::latent, {{"kv_b", S::kv, 14, 8, false}}}, attention,
+                              linears(S::attn, "o", S::h)};
+  ASSERT_EQ(absorbers_of(ops).size(), 1u);
+  const Absorber a = absorbers_of(ops)[0];
+  EXPECT_EQ(a.name, "kv_b");
+  EXPECT_EQ(a.kind, Absorber::Kind::linear_rows);
+  EXPECT_EQ(a.features, 8);
+  EXPECT_EQ(a.repeat, 1);
+  for (int64_t j = 0; j < 8; ++j) {
+    EXPECT_EQ(a.source(j), j);
+    EXPECT_EQ(a.at(j), j / 4 * 7 + 3 + j % 4) << j;
+  }
+  ops.insert(ops.begin() + 2, AddTo{S::kv, S::x});  // who else reads keys and values
+  EXPECT_TRUE(absorbers_of(ops).empty());
+}
+
 TEST(Absorb, NothingWhereTheProducerIsNotScalable) {
   const Attention attention{
       .q = S::q,

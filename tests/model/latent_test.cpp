@@ -110,7 +110,7 @@ TEST(Latent, WhichLayersChooseTheirKeys) {
     EXPECT_EQ(l.name.find("indexer"), std::string::npos);
 }
 
-TEST(Latent, NormsOfTheLatentsTakeScales) {
+TEST(Latent, NormsOfTheLatentsAndValuesTakeScales) {
   const ModelSpec s = spec_of(deepseek("GlmMoeDsaForCausalLM"));
   std::map<std::string, std::vector<std::string>> consumers;
   for (const Absorber& a : absorbers_of(s.block(0))) {
@@ -119,6 +119,7 @@ TEST(Latent, NormsOfTheLatentsTakeScales) {
   }
   const std::string at = "self_attn.";
   EXPECT_EQ(consumers[at + "kv_a_layernorm"], (std::vector<std::string>{at + "kv_b_proj"}));
+  EXPECT_EQ(consumers[at + "kv_b_proj"], (std::vector<std::string>{at + "o_proj"}));
   EXPECT_EQ(consumers[at + "q_a_layernorm"], (std::vector<std::string>{at + "q_b_proj", at + "indexer.wq_b"}));
   EXPECT_EQ(consumers["input_layernorm"], (std::vector<std::string>{at + "q_a_proj", at + "kv_a_proj_with_mqa",
                                                                     at + "indexer.wk", at + "indexer.weights_proj"}));

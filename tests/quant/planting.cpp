@@ -101,7 +101,7 @@ void plant_outliers(const Checkpoint& c, const Planting& planting, const fs::pat
     if (salient) weights = load_block(ex, c, layer, {.dtype = DType::f32}, nullptr);
     std::vector<Absorber> norms;
     for (Absorber& a : absorbers_of(ops))
-      if (a.kind == Absorber::Kind::norm) norms.push_back(std::move(a));
+      if (std::holds_alternative<Norm>(ops[a.op])) norms.push_back(std::move(a));
     BlockF32 block = load_block_f32(ex, c, layer, norms);
     if (salient) stream->begin_block(ops);
     for (size_t i = 0; i < ops.size(); ++i) {

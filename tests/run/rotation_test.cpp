@@ -6,12 +6,16 @@
 #include <algorithm>
 #include <cmath>
 
+#include "src/core/error.h"
+#include "src/model/family.h"
 #include "src/model/rotation/hadamard_basis.h"
+#include "src/model/synth/synth.h"
 #include "src/text/builtin_texts.h"
 #include "tests/support/devices.h"
 #include "tests/support/model_logits.h"
 #include "tests/support/paths.h"
 #include "tests/support/support.h"
+#include "tests/support/tiny_families.h"
 #include "tests/support/tolerance.h"
 
 namespace fewbit::test {
@@ -72,27 +76,27 @@ TEST(Rotation, LeavesTheDemoModelAsItIs) {
 }
 
 // Families of every kind of block that takes a rotation in, and those that cannot, with the op that is in the way.
-struct Family {
+struct Golden {
   const char* golden;
   const char* refusal;  // "" = it is turned
 };
-constexpr Family kFamilies[] = {{"llama", ""},
-                                {"qwen3-qknorm", ""},
-                                {"qwen2-bias", ""},
-                                {"qwen3-moe", ""},
-                                {"mixtral", ""},
-                                {"qwen2-moe", ""},
-                                {"phi3-fused", ""},
-                                {"mistral-swa", ""},
-                                {"granite", ""},
-                                {"qwen3-next", "MTP layers"},
-                                {"gpt-oss-bf16", ""},
-                                {"deepseek-v2-mla", ""},
-                                {"gemma2", "post_attention_layernorm"},
-                                {"olmo2", "post_attention_layernorm"},
-                                {"cohere", "takes a mean away"}};
+constexpr Golden kGoldens[] = {{"llama", ""},
+                               {"qwen3-qknorm", ""},
+                               {"qwen2-bias", ""},
+                               {"qwen3-moe", ""},
+                               {"mixtral", ""},
+                               {"qwen2-moe", ""},
+                               {"phi3-fused", ""},
+                               {"mistral-swa", ""},
+                               {"granite", ""},
+                               {"qwen3-next", "MTP layers"},
+                               {"gpt-oss-bf16", ""},
+                               {"deepseek-v2-mla", ""},
+                               {"gemma2", "post_attention_layernorm"},
+                               {"olmo2", "post_attention_layernorm"},
+                               {"cohere", "takes a mean away"}};
 
-class RotatedFamily : public ::testing::TestWithParam<Family> {};
+class RotatedFamily : public ::testing::TestWithParam<Golden> {};
 
 TEST_P(RotatedFamily, SaysTheSameOrIsRefusedByTheOp) {
   const std::string folder = std::string("goldens/models/") + GetParam().golden;
@@ -108,11 +112,30 @@ TEST_P(RotatedFamily, SaysTheSameOrIsRefusedByTheOp) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, RotatedFamily, ::testing::ValuesIn(kFamilies), [](const auto& info) {
+INSTANTIATE_TEST_SUITE_P(All, RotatedFamily, ::testing::ValuesIn(kGoldens), [](const auto& info) {
   std::string name = info.param.golden;
   std::erase_if(name, [](char c) { return !std::isalnum(static_cast<unsigned char>(c)); });
   return name;
 });
+
+// Any family of the registry, on a small model of random weights: turned it says the same, or it is refused.
+class RotationOfFamilies : public ::testing::TestWithParam<const Family*> {};
+
+TEST_P(RotationOfFamilies, SaysTheSameOrIsRefused) {
+  Exec ex = Exec::cpu();
+  const TempDir dir;
+  synthesize(dir / "m", {.config = tiny_config_of(GetParam()->name()).dump()}, {});
+  try {
+    with_rotation(Checkpoint::open(dir / "m"), 7, DType::f32);
+  } catch (const Error& e) {
+    EXPECT_EQ(e.kind(), ErrorKind::unsupported) << e.what();
+    return;
+  }
+  expect_same_logits(ex, dir / "m", tol::kLogitsF32);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, RotationOfFamilies, ::testing::ValuesIn(families()),
+                         [](const auto& info) { return std::string(info.param->name()); });
 
 }  // namespace
 }  // namespace fewbit::test

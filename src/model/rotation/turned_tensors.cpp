@@ -185,10 +185,12 @@ class Walk {
     if (def.bias) biased_.insert(def.name);
   }
 
-  // A weighted mean of values is linear in them, so that what reads it can turn them back.
+  // A weighted mean of values is linear in them, so that what reads it can turn them back: where no gate tells their
+  // features apart, and where they are rows of their own.
   void turn_heads() {
     for (const Absorber& a : absorbers_of(ops_)) {
       if (a.head_dim <= 1 || a.kind != Absorber::Kind::linear_rows || !a.routers.empty()) continue;
+      if (a.gated || a.head_rows > 0) continue;
       tensors_[a.name + ".weight"].heads_out = a.head_dim;
       if (biased_.count(a.name)) tensors_[a.name + ".bias"].heads_out = a.head_dim;
       for (const LinearDef& l : a.linears) tensors_[l.name + ".weight"].heads_in = a.head_dim;

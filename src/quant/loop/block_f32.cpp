@@ -19,8 +19,11 @@ float round_to(float x, DType dtype) {
   return dtype == DType::f16 ? round_to_f16(x) : x;
 }
 
+// What the model adds to the stored weight of a norm.
 float offset_of(const std::vector<BlockOp>& ops, const Absorber& a) {
-  return weight_offset(std::get<Norm>(ops[a.op]).kind);
+  if (const auto* norm = std::get_if<Norm>(&ops[a.op])) return weight_offset(norm->kind);
+  if (const auto* norm = std::get_if<HeadNorm>(&ops[a.op])) return weight_offset(norm->kind);
+  return 0;
 }
 
 // What a stored value becomes when the feature is divided by s: (offset + value) / s - offset, rounded.
@@ -106,12 +109,13 @@ std::vector<float> foldable_scale(const BlockF32& b, const std::vector<BlockOp>&
                                   const std::vector<float>& s) {
   std::vector<float> exact(s.size(), 1.f);
   const VectorF32* v = stored_vector(b, a);
-  const float offset = a.kind == Absorber::Kind::norm ? offset_of(ops, a) : 0.f;
+  const float offset = offset_of(ops, a);
   for (size_t j = 0; j < s.size(); ++j) {
     if (!std::isfinite(s[j]) || !(s[j] > 0)) continue;
     exact[j] = s[j];
-    if (!v || offset + v->value[j] == 0) continue;  // nothing stored to divide: any factor is exact
-    const float factor = (offset + v->value[j]) / (offset + divided(*v, j, s[j], offset));
+    const auto at = static_cast<size_t>(a.at(static_cast<int64_t>(j)));
+    if (!v || offset + v->value[at] == 0) continue;  // nothing stored to divide: any factor is exact
+    const float factor = (offset + v->value[at]) / (offset + divided(*v, at, s[j], offset));
     exact[j] = std::fabs(factor / s[j] - 1) <= kFoldSlack ? factor : 1.f;
   }
   return exact;
@@ -120,15 +124,17 @@ std::vector<float> foldable_scale(const BlockF32& b, const std::vector<BlockOp>&
 void fold(Exec& ex, BlockF32& b, const std::vector<BlockOp>& ops, const Absorber& a, const std::vector<float>& s) {
   FEWBIT_ASSERT(static_cast<int64_t>(s.size()) == a.features);
   const bool norm = a.kind == Absorber::Kind::norm;
+  const auto at = [&](size_t j) { return static_cast<size_t>(a.at(static_cast<int64_t>(j))); };
   if (const auto it = b.vectors.find(a.name + (norm ? ".weight" : ".bias")); it != b.vectors.end()) {
-    const float offset = norm ? offset_of(ops, a) : 0.f;
-    for (size_t j = 0; j < s.size(); ++j) it->second.value[j] = divided(it->second, j, s[j], offset);
+    const float offset = offset_of(ops, a);
+    for (size_t j = 0; j < s.size(); ++j) it->second.value[at(j)] = divided(it->second, at(j), s[j], offset);
     it->second.changed = true;
   }
   if (!norm) {
-    std::vector<float> inverse(s);
-    for (float& x : inverse) x = 1 / x;
-    scale_rows(ex, upload(ex, inverse), b.weights.at(a.name + ".weight"));
+    Tensor& weight = b.weights.at(a.name + ".weight");
+    std::vector<float> inverse(static_cast<size_t>(weight.rows()), 1.f);
+    for (size_t j = 0; j < s.size(); ++j) inverse[at(j)] = 1 / s[j];
+    scale_rows(ex, upload(ex, inverse), weight);
   }
   const Tensor columns = upload(ex, by_consumer_feature(a, s));
   for (const LinearDef& l : a.linears) scale_columns(ex, columns, b.weights.at(l.name + ".weight"));
@@ -146,19 +152,22 @@ std::vector<float> by_consumer_feature(const Absorber& a, const std::vector<floa
 }
 
 void replace_in(Exec& ex, const BlockF32& b, DType dtype, BlockWeights& weights) {
-  const auto converted = [&](ConstTensorView from) {
-    Tensor t = ex.alloc(dtype, from.shape);
+  const auto in_type = [&](DType type, ConstTensorView from) {
+    Tensor t = ex.alloc(type, from.shape);
     cast(ex, from, t);
     return t;
   };
+  const auto converted = [&](ConstTensorView from) { return in_type(dtype, from); };
   for (const auto& [name, weight] : b.weights)
     std::get<DenseLinear>(weights.linears.at(name.substr(0, name.rfind('.')))).weight = converted(weight);
   for (const auto& [name, vector] : b.vectors) {
     const std::string owner = name.substr(0, name.rfind('.'));
-    if (ends_with(name, ".bias"))
+    if (ends_with(name, ".bias")) {
       std::get<DenseLinear>(weights.linears.at(owner)).bias = converted(upload(ex, vector.value));
-    else
-      weights.vectors.at(owner) = converted(upload(ex, vector.value));
+    } else {
+      Tensor& v = weights.vectors.at(owner);  // some run in f32 whatever the compute type
+      v = in_type(v.dtype(), upload(ex, vector.value));
+    }
   }
   for (const auto& [name, router] : b.routers) weights.vectors.at(name) = converted(router.weight);
 }
