@@ -23,6 +23,10 @@ constexpr Needs without(Needs set, Needs bits) {
 }
 constexpr bool has(Needs set, Needs bit) { return (static_cast<int>(set) & static_cast<int>(bit)) != 0; }
 
+// Tokens of the sums that only weigh inputs and measure outputs: a mean of squares over so many is within a percent of
+// that over eight times as many. Those by which a method solves are of all tokens.
+inline constexpr int64_t kWeighingTokens = 32768;
+
 // The factor R of the damped Gram matrix (kernels/quantize/factor.h). It belongs to the input, so linears that share
 // an input share it; `key` says which column order and damping it was made for.
 struct FactorCache {

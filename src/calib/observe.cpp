@@ -128,8 +128,19 @@ InputStats InputSums::finish() {
   return std::move(stats_);
 }
 
+void SpreadRuns::pick(ConstTensorView x, ConstTensorView x_full,
+                      const std::function<void(ConstTensorView, ConstTensorView)>& see) {
+  const int64_t begin = seen_, end = seen_ + x.rows(), period = stride_ * kRun;
+  seen_ = end;
+  if (stride_ == 1) return see(x, x_full);
+  for (int64_t run = begin / period * period; run < end; run += period) {
+    const int64_t from = std::max(run, begin) - begin, to = std::min(run + kRun, end) - begin;
+    if (from < to) see(x.row_range(from, to), x_full.data ? x_full.row_range(from, to) : x_full);
+  }
+}
+
 InputStats observe_input(Exec& ex, const EachChunk& each, int64_t tokens, int64_t in, bool cross,
-                         const InputRounding& rounding, const Ranks& ranks) {
+                         const InputRounding& rounding, const Ranks& ranks, int64_t summed) {
   float scale = 1, reach = 1;
   if (rounding.activations == ActQuant::tensor) {
     InputRange range(ex, rounding, tokens, in);
@@ -138,7 +149,11 @@ InputStats observe_input(Exec& ex, const EachChunk& each, int64_t tokens, int64_
     reach = range.reach();
   }
   InputSums sums(ex, in, cross, rounding, scale, ranks, ranks.alone());
-  each([&](ConstTensorView x, ConstTensorView x_full) { sums.add(x, cross ? x_full : ConstTensorView{}); });
+  SpreadRuns runs(tokens, summed);
+  each([&](ConstTensorView x, ConstTensorView x_full) {
+    runs.pick(x, cross ? x_full : ConstTensorView{},
+              [&](ConstTensorView some, ConstTensorView full) { sums.add(some, full); });
+  });
   InputStats stats = sums.finish();
   stats.input_reach = reach;
   return stats;

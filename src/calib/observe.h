@@ -1,7 +1,9 @@
 #pragma once
 // Statistics of one input, as the linears behind it will see it. Rows come chunk by chunk; the sums are those of all
 // rows at once, to the bit.
+#include <algorithm>
 #include <functional>
+#include <limits>
 #include <memory>
 
 #include "src/calib/gram_share.h"
@@ -61,9 +63,25 @@ class InputSums {
   RowCutter cutter_;
 };
 
-// The statistics of an input of `tokens` rows [.., in]: two rounds where a static scale must be found first.
+// Some of the rows of an input: of every `stride` runs of kRun rows the first. They do not depend on how rows are dealt
+// to chunks.
+class SpreadRuns {
+ public:
+  // At most about `most` of `tokens` rows; all where there are no more.
+  SpreadRuns(int64_t tokens, int64_t most) : stride_(std::max<int64_t>(1, (tokens + most - 1) / most)) {}
+  // Shows those among the next rows.
+  void pick(ConstTensorView x, ConstTensorView x_full,
+            const std::function<void(ConstTensorView, ConstTensorView)>& see);
+
+ private:
+  static constexpr int64_t kRun = 2048;
+  int64_t stride_, seen_ = 0;
+};
+
+// The statistics of an input of `tokens` rows [.., in]: two rounds where a static scale must be found first, which is
+// that of all rows. The sums are those of about `summed` of them.
 InputStats observe_input(Exec&, const EachChunk&, int64_t tokens, int64_t in, bool cross, const InputRounding&,
-                         const Ranks& = one_process());
+                         const Ranks& = one_process(), int64_t summed = std::numeric_limits<int64_t>::max());
 // The same of rows that are all at hand.
 InputStats observe_input(Exec&, ConstTensorView x, ConstTensorView x_full, const InputRounding& rounding);
 

@@ -145,6 +145,15 @@ TEST_F(Plan, NeedsFollowTheMethodAndTheEffort) {
   EXPECT_FALSE(has(plan("gptq effort=reference").needs, Needs::cross)) << "the published algorithm knows one stream";
 }
 
+TEST_F(Plan, SumsThatNoMethodSolvesByAreOfSomeTokens) {
+  constexpr int64_t kMany = 8 * kWeighingTokens;
+  for (const char* recipe : {"fp8 acts=tensor", "smoothquant", "rtn w8a8 acts=tensor"})
+    EXPECT_EQ(plan(recipe).summed(kMany), kWeighingTokens) << recipe;
+  for (const char* recipe : {"gptq", "gptq targets=off", "awq", "gptq fp8", "smoothquant+gptq w8a8"})
+    EXPECT_EQ(plan(recipe).summed(kMany), kMany) << recipe;
+  EXPECT_EQ(plan("smoothquant").summed(100), 100);
+}
+
 TEST_F(Plan, TransformsNeedStatisticsAndAnAbsorber) {
   const QuantPlan p = plan("awq int4 g64");
   EXPECT_TRUE(has(p.needs, Needs::gram));

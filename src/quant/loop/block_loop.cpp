@@ -217,7 +217,7 @@ void BlockLoop::quantize_group(size_t op, const Linears& group) {
         std::optional<InputStats> stats;
         if (quantized_)
           stats = observe_input(ex_, input_of(op, group.in), chunks_.tokens(), group.items[0].in_features,
-                                full_.has_value(), rounding, ranks_);
+                                full_.has_value(), rounding, ranks_, plan_.summed(chunks_.tokens()));
         return stats;
       },
       &replaced_);
@@ -254,7 +254,8 @@ void BlockLoop::finish() {
           std::optional<InputStats> stats;
           if (!quantized_) return stats;
           phases_.timed("observe", [&] {
-            stats = observe_input(ex_, each, chunks_.tokens(), head.in, full_.has_value(), rounding, ranks_);
+            stats = observe_input(ex_, each, chunks_.tokens(), head.in, full_.has_value(), rounding, ranks_,
+                                  plan_.summed(chunks_.tokens()));
           });
           return stats;
         },

@@ -228,6 +228,13 @@ Needs needs_of(const ModelSpec& spec, const PlannedLinear& p) {
   return needs;
 }
 
+// True where the sums of the input are more than weights of its features and a measure of the outputs.
+bool solves_by_sums(const PlannedLinear& p) {
+  if (p.lossless) return false;
+  return has(p.recipe.needs(), Needs::cross) || (p.recipe.method && has(p.recipe.method->needs, Needs::gram)) ||
+         (p.blocks && p.recipe.effort == Effort::best);
+}
+
 void ask_engine(const Checkpoint& c, const PlanOptions& o, QuantPlan& plan) {
   if (o.engine.empty()) return;
   EngineVerdict verdict = check_engine(c.spec, plan, engine_rules(o.engine), o.tp);
@@ -347,6 +354,7 @@ QuantPlan make_plan(const Checkpoint& c, const PlanOptions& o) {
   for (const PlannedLinear& p : plan.linears) {
     if (p.layout().empty()) continue;
     plan.needs = plan.needs | needs_of(c.spec, p);
+    plan.solves = plan.solves || solves_by_sums(p);
     replaced.insert(p.linear.name);
     bits += 8.0 * static_cast<double>(p.out_bytes);
     weights += static_cast<double>(p.linear.out * p.linear.in);

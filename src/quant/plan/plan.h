@@ -1,6 +1,7 @@
 #pragma once
 // The plan says what will be done to every linear, or why not (all refusals at once), before anything is computed. It
 // is a pure function of the checkpoint, the rules and the registries.
+#include <algorithm>
 #include <map>
 #include <optional>
 #include <string>
@@ -86,6 +87,7 @@ struct QuantPlan {
   std::optional<TimePlan> time{};
   double bits_per_weight = 0;  // over the quantized linears, scales and zeros included
   Needs needs = Needs::nothing;
+  bool solves = false;                         // some method, or the shift of its targets, solves by the sums of inputs
   std::vector<const Transform*> transforms{};  // applied to every block, in order
   Migration migration{};
   bool fp8_kv_cache = false;  // scales for one are calibrated and written
@@ -95,6 +97,9 @@ struct QuantPlan {
   double minutes = 0;  // PlanOptions::minutes
 
   bool calibrates() const { return needs != Needs::nothing || fp8_kv_cache; }
+  // Of how many of the calibration's tokens the sums are that linears are coded by: of all where a method solves by
+  // them. Transforms have their own.
+  int64_t summed(int64_t tokens) const { return solves ? tokens : std::min(tokens, kWeighingTokens); }
 
   void add(PlannedLinear);  // behind the others
   const PlannedLinear& of(const std::string& linear) const;

@@ -51,6 +51,7 @@ class Times {
  private:
   static double wide(int64_t n) { return static_cast<double>(n); }
   double tokens() const { return wide(chunks_.tokens()); }
+  double summed() const { return wide(plan_.summed(chunks_.tokens())); }
   const PlannedLinear* planned(int64_t layer, const LinearDef& l) const {
     return plan_.find(spec_.prefix(layer) + l.name);
   }
@@ -126,7 +127,7 @@ class Times {
   // The sums of an input; of a mixture those of every expert's, for which down's input is made once more.
   double observe(int kind, size_t at, const BlockOp& op) const {
     const auto* m = std::get_if<Moe>(&op);
-    if (!m) return tokens() * sums(linears_of(op).front().in_features);
+    if (!m) return summed() * sums(linears_of(op).front().in_features);
     const double gate_up = (m->gated() ? 2. / 3. : 1. / 2.) * rates_.op[static_cast<size_t>(kind)][at] * wide(streams_);
     return tokens() * (m->top_k * (sums(m->gate.in_features) + sums(m->down.in_features)) + gate_up);
   }
@@ -179,7 +180,7 @@ class Times {
       if (!is_end(p.linear) || p.keep || p.layout().empty()) continue;
       linear(p, true, false);
       if (plan_.calibrates() && has(p.recipe.needs(), Needs::gram))
-        t_.phases["observe"] += tokens() * sums(p.linear.in);
+        t_.phases["observe"] += summed() * sums(p.linear.in);
     }
   }
 
