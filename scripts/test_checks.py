@@ -77,6 +77,7 @@ class Format(Tree):
         self.passes(self.SCRIPT, "a.cpp")
         self.passes(self.SCRIPT, "--check", "a.cpp")
 
+    @needs("git")
     def test_long_line_among_the_sources_of_a_checkout(self):
         os.makedirs(os.path.join(self.root, "scripts"))
         script = shutil.copy(self.SCRIPT, os.path.join(self.root, "scripts"))

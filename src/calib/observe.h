@@ -68,7 +68,7 @@ class InputSums {
 class SpreadRuns {
  public:
   // At most about `most` of `tokens` rows; all where there are no more.
-  SpreadRuns(int64_t tokens, int64_t most) : stride_(std::max<int64_t>(1, (tokens + most - 1) / most)) {}
+  SpreadRuns(int64_t tokens, int64_t most) : stride_(tokens <= most ? 1 : (tokens + most - 1) / most) {}
   // Shows those among the next rows.
   void pick(ConstTensorView x, ConstTensorView x_full,
             const std::function<void(ConstTensorView, ConstTensorView)>& see);
