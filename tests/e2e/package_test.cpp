@@ -55,7 +55,7 @@ TEST_F(Package, ProgramsStartWithoutTheLibrariesOfAGpu) {
 
 TEST_F(Package, TheExampleBuildsAgainstAMovedTreeAndReadsACheckpoint) {
   install();
-  done("cmake -S second/share/doc/fewbit/examples/read_checkpoint -B example -DCMAKE_PREFIX_PATH=" +
+  done("cmake -G Ninja -S second/share/doc/fewbit/examples/read_checkpoint -B example -DCMAKE_PREFIX_PATH=" +
        (dir / "second").string());
   done("cmake --build example");
   const ProcessResult r = run("example/read_checkpoint " + kDemo);

@@ -21,8 +21,8 @@ struct Sha256::State {
   ~State() { EVP_MD_CTX_free(context); }
 };
 
-// Without the system's openssl.cnf, which a digest has no use for: the thread that reads it, which may be one that ends,
-// is left with memory that nobody frees.
+// Without the system's openssl.cnf, which a digest has no use for: the thread that reads it, which may be one that
+// ends, is left with memory that nobody frees.
 Sha256::Sha256() {
   OPENSSL_init_crypto(OPENSSL_INIT_NO_LOAD_CONFIG, nullptr);
   state_ = std::make_unique<State>();
