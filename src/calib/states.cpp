@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -36,7 +37,27 @@ StateStore::Tier StateStore::take(int64_t bytes) {
   return tier;
 }
 
-void StateStore::give_back(Tier tier, int64_t bytes) { used(tier) -= bytes; }
+void StateStore::give_back(Tier tier, int64_t bytes, Tensor memory) {
+  used(tier) -= bytes;
+  if (tier != Tier::host || !ex_.on_cuda() || memory.empty()) return;
+  kept_bytes_ += memory.bytes();
+  kept_.push_back(std::move(memory));
+}
+
+Tensor StateStore::pinned(DType dtype, const Shape& shape) {
+  const auto fits = [&](const Tensor& t) { return t.dtype() == dtype && t.shape() == shape; };
+  if (const auto found = std::find_if(kept_.begin(), kept_.end(), fits); found != kept_.end()) {
+    Tensor t = std::move(*found);
+    kept_.erase(found);
+    kept_bytes_ -= t.bytes();
+    return t;
+  }
+  while (!kept_.empty() && kept_bytes_ > room_.host - use_.host) {
+    kept_bytes_ -= kept_.front().bytes();
+    kept_.erase(kept_.begin());
+  }
+  return ex_.alloc_pinned(dtype, shape);
+}
 
 States::States(StateStore& store, const Chunks& chunks, DType dtype, int64_t features)
     : store_(&store),
@@ -73,7 +94,7 @@ void States::drop(int64_t chunk) {
   const int64_t bytes = bytes_of_rows(chunks_.rows(chunk));
   if (p.tier == StateStore::Tier::file)  // a file system that cannot make holes keeps the room until the file goes
     ::fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, bytes_of_rows(chunks_.begin(chunk)), bytes);
-  store_->give_back(p.tier, bytes);
+  store_->give_back(p.tier, bytes, std::move(p.memory));
   p = {};
 }
 
@@ -81,8 +102,8 @@ void States::release() {
   if (file_ >= 0) ::close(file_);  // with all that is in it
   file_ = -1;
   for (size_t i = 0; i < pieces_.size(); ++i)
-    if (pieces_[i].tier != StateStore::Tier::none)
-      store_->give_back(pieces_[i].tier, bytes_of_rows(chunks_.rows(static_cast<int64_t>(i))));
+    if (Piece& p = pieces_[i]; p.tier != StateStore::Tier::none)
+      store_->give_back(p.tier, bytes_of_rows(chunks_.rows(static_cast<int64_t>(i))), std::move(p.memory));
   pieces_.clear();
 }
 
@@ -99,7 +120,7 @@ TensorView States::departing(int64_t chunk, ConstTensorView rows) {
   if (!ex.on_cuda()) return {};  // the memory of the host is the device's: counted with the ops' own
   Piece& p = room_for(chunk, rows);
   if (p.tier != StateStore::Tier::host) return {};
-  if (p.memory.empty()) p.memory = ex.alloc_pinned(dtype_, rows.shape);
+  if (p.memory.empty()) p.memory = store_->pinned(dtype_, rows.shape);
   return p.memory;
 }
 

@@ -37,12 +37,18 @@ class StateStore {
   friend class States;
   enum class Tier : uint8_t { none, device, host, file };
   Tier take(int64_t bytes);
-  void give_back(Tier, int64_t bytes);
+  void give_back(Tier, int64_t bytes, Tensor memory);  // of a piece
   int64_t& used(Tier);
+  // Pinned memory of that shape, which was taken: what a piece left behind where there is some. To pin memory takes
+  // longer than to fill it over the link, and to give it back waits for all that the device does. Whoever read a piece
+  // or wrote it did so in front of what the Exec is given next, and copies into the next one come behind that.
+  Tensor pinned(DType, const Shape&);
 
   Exec& ex_;
   StateRoom room_;
   Use use_{}, peak_{};
+  std::vector<Tensor> kept_{};  // pinned, of no piece; they and what is used find room in room_.host
+  int64_t kept_bytes_ = 0;
 };
 
 class States {

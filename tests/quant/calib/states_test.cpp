@@ -38,6 +38,38 @@ FEWBIT_DEVICE_TEST(States, ComeBackFromEveryPlace) {
   EXPECT_EQ(first_difference(ex.to_host(part), clone_host(all.view().row_range(1700, 3700))), "");
 }
 
+// To pin memory is slow, and to give it back waits for the device.
+TEST(States, CudaPinnedMemoryServesTheNextOfItsShape) {
+  FEWBIT_NEEDS_GPU();
+  Exec ex = Exec::cuda(0);
+  StateStore store(ex, {.device = 0, .host = 3 * kMiB});
+  const Chunks chunks{.windows = 2, .length = 2048};
+  ASSERT_EQ(chunks.count(), 2);
+  const Tensor all = random_normal(DType::f32, {chunks.tokens(), 128}, 5);
+  const auto rows = [&](int64_t c) {
+    return ex.to_device(clone_host(all.view().row_range(chunks.begin(c), chunks.begin(c) + chunks.rows(c))));
+  };
+  States states(store, chunks, DType::f32, 128);  // a MiB a chunk
+  states.put(0, rows(0));
+  const void* first = states.pinned(0).data;
+  states.drop(0);
+  states.put(1, rows(1));
+  EXPECT_EQ(states.pinned(1).data, first);
+  states.put(0, rows(0));
+  const void* second = states.pinned(0).data;
+  EXPECT_NE(second, first);
+  const Tensor back = ex.alloc(DType::f32, all.shape());
+  states.get(0, chunks.tokens(), back);
+  EXPECT_EQ(first_difference(ex.to_host(back), all), "");
+  states.drop(0);
+  States wide(store, chunks, DType::f32, 256);  // two MiB a chunk: what was kept makes room
+  const Tensor other = random_normal(DType::f32, {2048, 256}, 6);
+  wide.put(0, ex.to_device(other));
+  EXPECT_NE(wide.pinned(0).data, nullptr);
+  EXPECT_EQ(store.peak().host, 3 * kMiB);
+  EXPECT_EQ(store.peak().file, 0);
+}
+
 TEST(States, RoomIsGivenBack) {
   Exec ex = Exec::cpu();
   StateStore store(ex, {.host = kMiB});
