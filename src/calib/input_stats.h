@@ -23,8 +23,8 @@ constexpr Needs without(Needs set, Needs bits) {
 }
 constexpr bool has(Needs set, Needs bit) { return (static_cast<int>(set) & static_cast<int>(bit)) != 0; }
 
-// Tokens of the sums that only weigh inputs and measure outputs: a mean of squares over so many is within a percent of
-// that over eight times as many. Those by which a method solves are of all tokens.
+// Tokens of the sums that only weigh inputs and measure outputs; those by which a method solves are of all tokens. With
+// four times as many the KL of `fp8 acts=tensor` on a small model was the same to a percent, either way.
 inline constexpr int64_t kWeighingTokens = 32768;
 
 // The factor R of the damped Gram matrix (kernels/quantize/factor.h). It belongs to the input, so linears that share

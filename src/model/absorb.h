@@ -1,7 +1,7 @@
 #pragma once
 // Absorb: who can take a per-feature scale of an input out of the model's function. If the input x of some
 // linears becomes x / s and their columns are multiplied by s, something before must divide: a norm's weight, or the
-// rows of a linear, whose output reaches x by steps that are linear in it, feature by feature: a product with another
+// rows of a linear whose output reaches x by steps that are linear in it, feature by feature: a product with another
 // slot, an attention's mean, a gate. Derived from the op list, never from names.
 // A mixture of experts has one such input in front (gate and up of every expert, and its router) and one inside each
 // expert (down, behind up).
