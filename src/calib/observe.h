@@ -1,7 +1,6 @@
 #pragma once
 // Statistics of one input, as the linears behind it will see it. Rows come chunk by chunk; the sums are those of all
 // rows at once, to the bit.
-#include <algorithm>
 #include <functional>
 #include <limits>
 #include <memory>

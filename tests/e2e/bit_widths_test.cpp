@@ -1,4 +1,5 @@
-// Every width and grid, quantized, written, verified and judged by perplexity.
+// Every bits x method x format the contract names, written, verified and judged: the packed model must score what the
+// dequantized one does.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -140,8 +140,6 @@ TEST_F(Commands, OfAGpuThatIsNotHereNoTimeIsSaid) {
   EXPECT_NE(run(plan).out.find("time: not known"), std::string::npos);
 }
 
-// Every bits x method x format the contract names, written, verified and judged: the packed model must score what the
-// dequantized one does.
 TEST_F(Commands, AnEnginesRefusalsComeBeforeAnyWork) {
   const ProcessResult good = run("quantize plan 'rtn int4 g64 format=gptq' " + kDemo + " --for vllm --tp 2 --json -");
   ASSERT_EQ(good.exit_code, 0) << good.err;

@@ -82,8 +82,10 @@ class ReadmeOf : public Readme, public ::testing::WithParamInterface<const char*
 TEST_P(ReadmeOf, EveryCommandRunsAsItStandsThere) {
   const std::string program = std::string(GetParam()) + " ";
   if (program != "quantize ") done("quantize gptq model/ out/ --samples 16 --seq-len 256");
+  const std::vector<std::string> commands = commands_of(bytes_of_file(in_source("README.md")));
+  ASSERT_GT(commands.size(), 25u);
   size_t ran = 0;
-  for (std::string command : commands_of(bytes_of_file(in_source("README.md")))) {
+  for (std::string command : commands) {
     if (!command.starts_with(program)) continue;
     if (command == kNeedsGpu || command.find(kLarge) != std::string::npos) continue;
     if (command.starts_with("runner serve")) continue;  // serves until it is stopped; serve_test.cpp runs it
@@ -98,7 +100,7 @@ TEST_P(ReadmeOf, EveryCommandRunsAsItStandsThere) {
     EXPECT_FALSE(r.out.empty() && r.err.empty() && !command.starts_with("quantize gptq "));
     ++ran;
   }
-  EXPECT_GE(ran, 4u);
+  EXPECT_GE(ran, 4u) << "of " << program;
 }
 
 INSTANTIATE_TEST_SUITE_P(Programs, ReadmeOf, ::testing::Values("quantize", "evaluate", "runner", "convert"),

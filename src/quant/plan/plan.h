@@ -98,7 +98,7 @@ struct QuantPlan {
 
   bool calibrates() const { return needs != Needs::nothing || fp8_kv_cache; }
   // Of how many of the calibration's tokens the sums are that linears are coded by: of all where a method solves by
-  // them. Transforms have their own.
+  // them. Transforms have their own, and experts, which see a share of the tokens, sums of all of theirs.
   int64_t summed(int64_t tokens) const { return solves ? tokens : std::min(tokens, kWeighingTokens); }
 
   void add(PlannedLinear);  // behind the others
