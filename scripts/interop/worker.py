@@ -121,7 +121,7 @@ def load_transformers(job):
         if "same dtype" not in str(e):
             raise
         # compressed-tensors decompresses 4-bit floats to bf16 whatever the model's type is.
-        return {"perplexity": perplexity(pretrained(job["checkpoint"], torch.bfloat16), job["ids"])}
+        return {"perplexity": perplexity(pretrained(job["checkpoint"], torch.bfloat16), job["ids"]), "dtype": "bf16"}
 
 
 def load_transformers_gguf(job):

@@ -14,7 +14,7 @@
 namespace fewbit {
 namespace {
 
-constexpr int64_t kRows = 512;      // of a product, to begin with
+constexpr int64_t kRows = 2048;     // of a product, to begin with: a weight is laid out once for them
 constexpr int64_t kWindow = 2048;   // longest that attention is run over
 constexpr double kFlop = 5e8;       // of a product, to begin with
 constexpr int64_t kExperts = 16;    // of a mixture that are run together: as many as fill a GPU

@@ -24,9 +24,13 @@
 namespace fewbit {
 namespace {
 
-// That the sums of a probe are of; a GPU is asked for a whole chunk, for its sums go through memory once for each.
+// That the sums of a probe are of. A GPU is asked for a whole chunk, and so are many threads: their sums go through
+// memory once for each, which few tokens would make too much of. A thread or two take too long for that.
 constexpr int64_t kTokens = 512;
-int64_t tokens_of(const Exec& ex) { return ex.on_cuda() ? gram_chunk(Device::cuda) : kTokens; }
+constexpr int kManyThreads = 4;
+int64_t tokens_of(const Exec& ex) {
+  return ex.on_cuda() || thread_count() >= kManyThreads ? gram_chunk(ex.device().kind) : kTokens;
+}
 constexpr int64_t kNarrowest = 512;  // width of a probe between the model's own: all groups and blocks divide it
 constexpr double kShortest = 1e-2;   // seconds: what is over sooner is measured again; a GPU's clock is steadier
 double shortest(const Exec& ex) { return ex.on_cuda() ? kShortest / 2 : kShortest; }
@@ -162,7 +166,8 @@ LinearRates linear_rates(Exec& ex, const PlannedLinear& p, const std::vector<int
   std::vector<int64_t> whole = widths;
   if (p.blocks)  // an encoder takes whole blocks; the linear's own width is among those that stay
     std::erase_if(whole, [&](int64_t n) { return n % p.blocks->elements != 0; });
-  at_widths(whole, seconds, sums ? 1.5 : 1, [&](int64_t n) {
+  // A GPU is far from busy with a narrow linear, so that a wide one takes little longer.
+  at_widths(whole, seconds, sums && !ex.on_cuda() ? 1.5 : 1, [&](int64_t n) {
     if (p.recipe.spec.group > 0 && n % p.recipe.spec.group != 0 && n % kNarrowest == 0) return;
     std::optional<Sums> s;
     if (sums) s = sums_of(ex, n, crossed, o.dtype);
@@ -174,7 +179,7 @@ LinearRates linear_rates(Exec& ex, const PlannedLinear& p, const std::vector<int
     };
     if (ex.on_cuda()) (void)once(few);
     const Coded first = usual([&] {
-      if (s) s->stats.factor = {};
+      if (s) s->stats.factor = {}, s->stats.shift = {};
       return once(few);
     });
     const Coded less = usual([&] { return once(few); });
