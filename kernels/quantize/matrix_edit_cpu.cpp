@@ -56,17 +56,18 @@ void scale_rows(Exec&, ConstTensorView s, TensorView w) {
 namespace {
 template <class T>
 void permute_as(Mat<const T> x, const int32_t* row_of, const int32_t* col_of, Mat<T> y) {
-  parallel_for(x.rows, 16, [&](int64_t begin, int64_t end) {
+  parallel_for(y.rows, 16, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const T* from = x.row(row_of ? row_of[i] : i);
-      for (int64_t j = 0; j < x.cols; ++j) y(i, j) = from[col_of ? col_of[j] : j];
+      for (int64_t j = 0; j < y.cols; ++j) y(i, j) = from[col_of ? col_of[j] : j];
     }
   });
 }
 }  // namespace
 
 void permute(Exec&, ConstTensorView x, ConstTensorView row_of, ConstTensorView col_of, TensorView y) {
-  FEWBIT_ASSERT(x.rows() == y.rows() && x.cols() == y.cols() && x.dtype == y.dtype && x.data != y.data);
+  FEWBIT_ASSERT((row_of.data || x.rows() == y.rows()) && (col_of.data || x.cols() == y.cols()));
+  FEWBIT_ASSERT(x.dtype == y.dtype && x.data != y.data);
   const int32_t* rows = row_of.data ? row_of.as<int32_t>() : nullptr;
   const int32_t* cols = col_of.data ? col_of.as<int32_t>() : nullptr;
   if (x.dtype == DType::f32)

@@ -38,9 +38,9 @@ __global__ void scale_kernel(const float* __restrict__ s, float* __restrict__ w,
 
 template <class T>  // f32 or u8
 __global__ void permute_kernel(const T* __restrict__ x, const int32_t* __restrict__ row_of,
-                               const int32_t* __restrict__ col_of, T* __restrict__ y, int64_t cols) {
+                               const int32_t* __restrict__ col_of, T* __restrict__ y, int64_t from_cols, int64_t cols) {
   const int64_t row = blockIdx.x;
-  const T* from = x + (row_of ? row_of[row] : row) * cols;
+  const T* from = x + (row_of ? row_of[row] : row) * from_cols;
   for (int64_t j = threadIdx.x; j < cols; j += kThreads) y[row * cols + j] = from[col_of ? col_of[j] : j];
 }
 
@@ -101,17 +101,19 @@ void scale_rows(Exec& ex, ConstTensorView s, TensorView w) {
 }
 
 void permute(Exec& ex, ConstTensorView x, ConstTensorView row_of, ConstTensorView col_of, TensorView y) {
-  FEWBIT_ASSERT(x.rows() == y.rows() && x.cols() == y.cols() && x.dtype == y.dtype && x.data != y.data);
+  FEWBIT_ASSERT((row_of.data || x.rows() == y.rows()) && (col_of.data || x.cols() == y.cols()));
+  FEWBIT_ASSERT(x.dtype == y.dtype && x.data != y.data);
   FEWBIT_ASSERT(x.dtype == DType::f32 || x.dtype == DType::u8);
-  if (x.rows() == 0) return;
+  if (y.rows() == 0) return;
   const int32_t* rows = row_of.data ? row_of.as<int32_t>() : nullptr;
   const int32_t* cols = col_of.data ? col_of.as<int32_t>() : nullptr;
-  const unsigned blocks = static_cast<unsigned>(x.rows());
+  const unsigned blocks = static_cast<unsigned>(y.rows());
   if (x.dtype == DType::f32)
-    permute_kernel<<<blocks, kThreads, 0, ex.cuda_state().stream>>>(x.as<float>(), rows, cols, y.as<float>(), x.cols());
+    permute_kernel<<<blocks, kThreads, 0, ex.cuda_state().stream>>>(x.as<float>(), rows, cols, y.as<float>(), x.cols(),
+                                                                    y.cols());
   else
     permute_kernel<<<blocks, kThreads, 0, ex.cuda_state().stream>>>(x.as<uint8_t>(), rows, cols, y.as<uint8_t>(),
-                                                                    x.cols());
+                                                                    x.cols(), y.cols());
   FEWBIT_CUDA_LAUNCHED();
 }
 

@@ -9,6 +9,7 @@
 #include "kernels/exec/exec.h"
 #include "src/calib/input_stats.h"
 #include "src/core/quantized_linear.h"
+#include "src/quant/output_curvature.h"
 #include "src/quant/row_share.h"
 
 namespace fewbit {
@@ -30,6 +31,9 @@ struct LinearJob {
   // Largest |w| of this linear and of those that share its input: they share a global scale, where there is one.
   float shared_absmax = 0;
   bool codes_stay = false;  // on the device, where the method has them in MethodResult::there
+  // Weighs errors of the outputs together; null: each counts by itself. A method that takes it overwrites it, and has
+  // all rows of the linear.
+  OutputCurvature* curvature = nullptr;
   // How the rows are divided among ranks, which all call the method then. Results have the rows of `weight`; losses and
   // whatever is decided are those of all rows.
   const RowShare* rows = &RowShare::none();
@@ -54,6 +58,7 @@ struct MethodResult {
   double loss_target = 0;      // tr((T - Q) H (T - Q)^T) / tokens; equals loss where targets were not shifted
   double loss_target_rtn = 0;  // the same for the Q of rtn --effort reference
   std::string rung;            // "fp32", "fp64", "damp x10", "diagonal", "rtn"; "" for data-free methods
+  bool coupled = false;        // the outputs' curvature made the rows' targets
 };
 
 // The grids that a method rounds to.

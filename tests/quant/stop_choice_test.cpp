@@ -7,7 +7,7 @@
 #include "src/calib/cuts.h"
 #include "src/model/synth/synth.h"
 #include "src/quant/loop/pipeline.h"
-#include "src/quant/plan/rates.h"
+#include "src/quant/plan/rates/rates.h"
 #include "src/quant/plan/time_plan.h"
 #include "tests/support/support.h"
 

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "src/model/synth/synth.h"
-#include "src/quant/plan/rates.h"
+#include "src/quant/plan/rates/rates.h"
 #include "tests/support/support.h"
 
 namespace fewbit::test {

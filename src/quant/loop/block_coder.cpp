@@ -47,6 +47,7 @@ void BlockCoder::begin(int64_t layer, const Journal& journal, bool sealed, bool 
   learning_ = learning;
   block_ = std::make_shared<Block>();
   rewritten_ = {};
+  curvatures_.clear();
   restores_ = sealed;
   restored_.reset();
   if (restores_ && ranks_.rank() == 0)
@@ -198,7 +199,7 @@ LinearJob BlockCoder::job_of(const PlannedLinear& p, const Tensor& w, const Inpu
 
 // The method works where the codes are: on the turned weight, and on the sums of the turned input.
 MethodResult BlockCoder::quantize_turned(Exec& ex, const PlannedLinear& p, const Tensor& w, const InputStats* stats,
-                                         const RowShare& rows) const {
+                                         const RowShare& rows, OutputCurvature* curvature) const {
   const int64_t run = p.recipe.spec.turn;
   Tensor turned = ex.alloc(DType::f32, w.shape());
   cast(ex, w, turned);
@@ -208,6 +209,7 @@ MethodResult BlockCoder::quantize_turned(Exec& ex, const PlannedLinear& p, const
   LinearJob job = job_of(p, turned, stats ? &there : nullptr, 0, rows);
   job.spec.turn = 0;
   job.codes_stay = false;
+  job.curvature = curvature;
   MethodResult r = p.recipe.method->quantize(ex, job);
   r.there = {};  // they are those of the turned weight
   r.linear.spec.turn = run;
@@ -221,11 +223,14 @@ CodedLinear BlockCoder::code(const LinearDef& def, const PlannedLinear& p, const
   const Stopwatch timer;
   CodedLinear coded = begin_record(def, p, stats);
   Tensor w = weight_of(p);
-  phases_.timed("quantize", [&] { code(ex_, coded, w, stats, shared, rows); });
+  const auto curved = p.recipe.weighs_outputs ? curvatures_.extract(def.name) : decltype(curvatures_)::node_type();
+  OutputCurvature* curvature = curved ? &curved.mapped() : nullptr;
+  const RowShare& share = curvature ? RowShare::none() : rows;
+  phases_.timed("quantize", [&] { code(ex_, coded, w, stats, shared, share, curvature); });
   if (learning_ && p.recipe.learns_rounding())
     coded.weight = std::move(w);
   else
-    phases_.timed("measure", [&] { measure_coded(ex_, coded, w, stats, rows); });
+    phases_.timed("measure", [&] { measure_coded(ex_, coded, w, stats, share); });
   need_finite(coded.record);
   coded.record.seconds = timer.seconds();
   return coded;
@@ -233,15 +238,21 @@ CodedLinear BlockCoder::code(const LinearDef& def, const PlannedLinear& p, const
 
 // Fills what was begun, on an Exec that may be a lane's.
 void BlockCoder::code(Exec& ex, CodedLinear& coded, const Tensor& w, const InputStats* stats, float shared,
-                      const RowShare& rows) const {
+                      const RowShare& rows, OutputCurvature* curvature) const {
   const PlannedLinear& p = *coded.plan;
-  MethodResult r = p.recipe.spec.turn ? quantize_turned(ex, p, w, stats, rows)
-                                      : p.recipe.method->quantize(ex, job_of(p, w, stats, shared, rows));
+  const auto quantize = [&] {
+    if (p.recipe.spec.turn) return quantize_turned(ex, p, w, stats, rows, curvature);
+    LinearJob job = job_of(p, w, stats, shared, rows);
+    job.curvature = curvature;
+    return p.recipe.method->quantize(ex, job);
+  };
+  MethodResult r = quantize();
   rows.gather(r.linear);
   if (p.recipe.spec.activations == ActQuant::tensor) r.linear.input_scale = stats->input_scale;
   if (!ranks_.alone()) r.there = {};  // of some rows alone, or of other linears that wait for the ranks
   if (!r.linear.codes.empty()) validate(r.linear);
   coded.record.rung = r.rung;
+  coded.record.coupled = r.coupled;
   coded.record.loss = r.loss;
   coded.record.loss_rtn = r.loss_rtn;
   coded.record.loss_target = r.loss_target;

@@ -2,7 +2,6 @@
 // BlockCoder takes the linears of one block, or the ends of the model, from weights to bytes. Each is quantized by its
 // recipe (or restored from the block's sealed file), measured and packed; the journal seals them together. Packing and
 // sealing go to the background, in the order in which they were asked for.
-//
 // Several ranks make the same calls. They divide the rows of each linear (src/quant/row_share.h), or the linears of
 // quantize_apart(); all get what takes the place of a linear, rank 0 packs, and restores what was sealed.
 #include <deque>
@@ -41,8 +40,7 @@ class BlockCoder {
     std::function<ConstTensorView(const LinearDef&)> loaded{};
   };
 
-  // `runs`: a quantized stream exists, which needs what takes the place of each linear.
-  // `ahead` may bring the weights.
+  // `runs`: a quantized stream exists, which needs what takes the place of each linear. `ahead` may bring the weights.
   BlockCoder(Exec&, const Checkpoint&, const QuantPlan&, const QuantJob&, Phases&, Background&, UploadAhead& ahead,
              bool runs);
 
@@ -55,6 +53,8 @@ class BlockCoder {
   // Takes the weights that transforms rewrote, and writes the vectors that changed with the block.
   void rewrite(BlockF32 block);
   void add(NamedTensor t);
+  // Of linears by their names in the block, behind begin(). Every rank codes such a linear as a whole.
+  void weigh_outputs(std::map<std::string, OutputCurvature> curvatures) { curvatures_ = std::move(curvatures); }
 
   // Quantizes linears that share one input. `observed` returns its statistics; it is called only where a method needs
   // them, once for each rounding of the input. What takes the place of the linears in the quantized stream goes into
@@ -64,7 +64,7 @@ class BlockCoder {
   // Whether the linears of these groups can be quantized several at a time, each by a lane: none is encoded, restored,
   // turned or learned.
   bool beside(const std::vector<Group>&) const;
-  // The same of all groups, as many at a time as the plan has lanes. The bits are those of one after the other.
+  // The same of all groups, as many at a time as the plan has lanes; the bits are those of one after the other.
   void quantize_beside(const std::vector<Group>&, std::map<std::string, Linear>* replaced);
 
   // Whether the linears of these groups can be dealt to the ranks, each to be quantized by one: none is encoded or
@@ -96,9 +96,10 @@ class BlockCoder {
   LinearJob job_of(const PlannedLinear& p, const Tensor& w, const InputStats* stats, float shared,
                    const RowShare& rows) const;
   CodedLinear code(const LinearDef&, const PlannedLinear&, const InputStats*, float shared, const RowShare&);
-  void code(Exec&, CodedLinear&, const Tensor& w, const InputStats*, float shared, const RowShare&) const;
+  void code(Exec&, CodedLinear&, const Tensor&, const InputStats*, float, const RowShare&, OutputCurvature*) const;
   void measure_coded(Exec&, CodedLinear&, const Tensor& w, const InputStats*, const RowShare&) const;
-  MethodResult quantize_turned(Exec&, const PlannedLinear&, const Tensor& w, const InputStats*, const RowShare&) const;
+  MethodResult quantize_turned(Exec&, const PlannedLinear&, const Tensor&, const InputStats*, const RowShare&,
+                               OutputCurvature*) const;
   Tensor encode(const LinearDef&, const PlannedLinear&, const InputStats*);
   CodedLinear pass(const LinearDef&, const PlannedLinear&, const InputStats*);
   CodedLinear begin_record(const LinearDef&, const PlannedLinear&, const InputStats*);
@@ -113,11 +114,9 @@ class BlockCoder {
   Tensor weight_of(const PlannedLinear&);
   Tensor weight_of(const PlannedLinear&, ConstTensorView loaded);
   Tensor stored_weight(const PlannedLinear&);
-
   struct Dealt;
   std::unique_ptr<Dealt> deal(const Group&, const std::map<std::string, Linear>* replaced);
   void take(Dealt&, std::map<std::string, Linear>* replaced);
-
   // Shared with the work in the background, which outlives the coder's interest in it.
   struct Block {
     std::vector<NamedTensor> packed{};  // the background's alone
@@ -141,7 +140,8 @@ class BlockCoder {
   int64_t layer_ = 0;
   std::string prefix_{};  // of its names
   bool learning_ = false, restores_ = false;
-  BlockF32 rewritten_{};  // empty without transforms
+  BlockF32 rewritten_{};                                 // empty without transforms
+  std::map<std::string, OutputCurvature> curvatures_{};  // of linears that are not coded yet
   std::shared_ptr<Block> block_ = std::make_shared<Block>();
   std::optional<WeightStore> restored_{};  // of rank 0
   std::optional<Lanes> lanes_{};           // the last member: their work ends before what it works on goes

@@ -45,6 +45,7 @@ BlockLoop::BlockLoop(Exec& ex, const Checkpoint& c, const QuantPlan& plan, const
       chunks_{.windows = windows.count, .length = windows.length, .at_once = chunk_tokens(ex.device().kind)},
       share_(ex, ranks_, chunks_),
       store_(ex, room_of(plan, journal)),
+      windows_(windows),
       background_(job.overlaps, ex.on_cuda()) {
   const Tensor embedding = quantize_embedding();
   if (windows.count > 0) start_streams(windows, embedding);
@@ -137,6 +138,7 @@ void BlockLoop::quantize(int64_t layer) {
   learning_ = learns_rounding(plan_, ckpt_.spec, layer);
   coder_.begin(layer, journal_, false, learning_);
   enter(layer);
+  if (weighs_outputs(plan_, layer)) weigh_outputs();
   if (full_) last_look_ = last_look(ckpt_.spec, plan_, layer);
   if (learning_) quantized_->keep_entering();
   for (size_t i = 0; i < ops().size(); ++i) quantize_op(i);

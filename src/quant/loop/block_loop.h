@@ -9,6 +9,7 @@
 #include "src/calib/stream.h"
 #include "src/core/stopwatch.h"
 #include "src/quant/loop/block_coder.h"
+#include "src/quant/loop/curvature/output_gradients.h"
 #include "src/quant/loop/measure.h"
 #include "src/text/corpus.h"
 
@@ -84,6 +85,7 @@ class BlockLoop {
   void start_streams(const Windows&, ConstTensorView quantized_embedding);
   void watch_kv(size_t op, const Activations&);
   void scale_kv();
+  void weigh_outputs();
   void learn();
   void run_learned();
   double learning_seconds() const;
@@ -111,6 +113,8 @@ class BlockLoop {
   ChunkShare share_;
   StateStore store_;
   std::optional<Stream> quantized_{}, full_{};
+  const Windows& windows_;
+  std::optional<OutputGradients> gradients_{};  // of the blocks from the one at hand on, once one asked for them
   std::vector<ExpertRecord> experts_{};
   std::vector<KvRecord> kv_scales_{};
   // Of the block at hand:

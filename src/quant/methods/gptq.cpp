@@ -20,6 +20,7 @@
 #include "kernels/quantize/matrix_edit.h"
 #include "kernels/quantize/refine.h"
 #include "src/quant/methods/column_order.h"
+#include "src/quant/methods/coupled_rows.h"
 #include "src/quant/methods/gptq_ladder.h"
 #include "src/quant/methods/gptq_levels.h"
 #include "src/quant/rounding.h"
@@ -157,24 +158,23 @@ Tensor scales_by_row(Exec& ex, const Tensor& scales, int64_t out_group, int64_t 
 }
 
 // The column loop in processing order; the result is in checkpoint order. False when its loss is not a
-// number.
-bool feed_back(Exec& ex, const LinearJob& job, const Problem& p, const ColumnOrder& order, ConstTensorView r,
-               DeviceCodes& q) {
-  const int64_t out = job.weight.rows(), in = job.weight.cols();
-  ErrorFeedbackArgs args{
-      .w = p.target, .r = r, .h_diag = p.diag, .search = search_for(job.spec, scale_rule(job.effort))};
+// number. target: p's, or what stands for it in some of its rows.
+bool feed_back(Exec& ex, const LinearJob& job, const Problem& p, ConstTensorView target, const ColumnOrder& order,
+               ConstTensorView r, DeviceCodes& q) {
+  const int64_t out = target.rows(), in = target.cols();
+  ErrorFeedbackArgs args{.w = target, .r = r, .h_diag = p.diag, .search = search_for(job.spec, scale_rule(job.effort))};
   q = make_codes(ex, job.spec, out, in);
   const Tensor column = upload(ex, order.column);
   const Tensor grid_of = upload(ex, fixed_grids(job, order));
   Tensor w, diag;
   if (!order.natural()) {
-    w = permuted(ex, p.target, {}, column);
+    w = permuted(ex, target, {}, column);
     diag = permuted(ex, p.diag.view().reshaped({1, in}), {}, column);
     args.w = w;
     args.h_diag = diag.view().reshaped({in});
   }
   if (grid_of) {
-    choose_grid(ex, p.target, p.diag, job.spec, scale_rule(job.effort), q);
+    choose_grid(ex, target, p.diag, job.spec, scale_rule(job.effort), q);
   }
   Tensor loss = ex.alloc(DType::f64, {out});
   const Tensor by_row = job.spec.out_group > 1 ? scales_by_row(ex, q.scales, job.spec.out_group, out) : Tensor();
@@ -199,13 +199,13 @@ bool feed_back(Exec& ex, const LinearJob& job, const Problem& p, const ColumnOrd
   return true;
 }
 
-void refine(Exec& ex, const LinearJob& job, const Problem& p, float lambda, DeviceCodes& q) {
+void refine(Exec& ex, const LinearJob& job, const Problem& p, ConstTensorView target, float lambda, DeviceCodes& q) {
   const int rounds = job.spec.grid == Grid::integer ? refine_rounds(job.effort) : 0;
   if (rounds == 0) return;
   const int64_t in = job.weight.cols();
   const WithDiagonal damped(ex, job.stats->gram, p.diag);
   add_diagonal(ex, upload(ex, std::vector<float>(static_cast<size_t>(in), lambda)), damped.h());
-  const RefineArgs args{.target = p.target, .h = damped.h(), .scale_dtype = job.spec.scale_dtype};
+  const RefineArgs args{.target = target, .h = damped.h(), .scale_dtype = job.spec.scale_dtype};
   const MutableCodedView coded{.codes = q.codes,
                                .scales = q.scales,
                                .zeros = q.zeros,
@@ -269,13 +269,45 @@ std::string climb(Exec& ex, const LinearJob& job, const ColumnOrder& order, Prob
   return "";
 }
 
-std::string code(Exec& ex, const LinearJob& job, Problem& p, DeviceCodes& q) {
-  const ColumnOrder order = make_order(job.act_order, p.importance, job.spec.group_size(job.weight.cols()));
-  return climb(ex, job, order, p, [&](const Tensor& r, float lambda) {
-    if (!feed_back(ex, job, p, order, r, q)) return false;
-    refine(ex, job, p, lambda, q);
+// All rows step by step, towards targets that know the errors of the rows before them.
+bool code_in_steps(Exec& ex, const LinearJob& job, const Problem& p, const ColumnOrder& order, const Tensor& r,
+                   float lambda, const CoupledRows& rows, DeviceCodes& q) {
+  const DeviceCodes walked = make_codes(ex, job.spec, job.weight.rows(), job.weight.cols());
+  int64_t done = 0;
+  const auto keep = [&](const Tensor& from, const Tensor& to) {
+    if (!from.empty()) ex.copy(from, to.view().row_range(done, done + from.rows()));
+  };
+  const bool whole = rows.walk(ex, p.target, [&](TensorView target) {
+    DeviceCodes some;
+    if (!feed_back(ex, job, p, target, order, r, some)) return false;
+    refine(ex, job, p, target, lambda, some);
+    ex.copy(values_of(ex, some, job.spec), target);
+    keep(some.codes, walked.codes);
+    keep(some.scales, walked.scales);
+    keep(some.zeros, walked.zeros);
+    q.group_of = std::move(some.group_of);
+    done += target.rows();
     return true;
   });
+  if (!whole) return false;
+  q.codes = permuted(ex, walked.codes, rows.place(), {});
+  q.scales = permuted(ex, walked.scales, rows.place(), {});
+  if (walked.zeros) q.zeros = permuted(ex, walked.zeros, rows.place(), {});
+  return true;
+}
+
+std::string code(Exec& ex, const LinearJob& job, Problem& p, DeviceCodes& q, bool& coupled) {
+  const ColumnOrder order = make_order(job.act_order, p.importance, job.spec.group_size(job.weight.cols()));
+  const std::optional<CoupledRows> rows =
+      job.curvature ? CoupledRows::of(ex, *job.curvature, job.weight.rows()) : std::nullopt;
+  const std::string rung = climb(ex, job, order, p, [&](const Tensor& r, float lambda) {
+    if (rows) return code_in_steps(ex, job, p, order, r, lambda, *rows, q);
+    if (!feed_back(ex, job, p, p.target, order, r, q)) return false;
+    refine(ex, job, p, p.target, lambda, q);
+    return true;
+  });
+  coupled = rows && !rung.empty();
+  return rung;
 }
 
 // The last two rungs: rounding weighted by the diagonal, then plain rounding. `round` gets the diagonal, or nothing.
@@ -319,7 +351,7 @@ MethodResult quantize(Exec& ex, const LinearJob& job) {
   };
   if (has_gram(job)) {
     Problem p = make_problem(ex, job);
-    if (usable(p.importance)) result.rung = code(ex, job, p, q);
+    if (usable(p.importance)) result.rung = code(ex, job, p, q, result.coupled);
     if (result.rung.empty()) result.rung = fall_back(job, &p, round);
     const std::function<Tensor()> values = [&] { return values_of(ex, q, job.spec); }, plain = [&] {
       return values_of(ex, round_plain(ex, job.weight, {}, job.spec, ScaleRule::absmax), job.spec);

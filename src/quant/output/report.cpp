@@ -25,6 +25,7 @@ Json json_of(const LinearRecord& r) {
             {"seconds", r.seconds},
             {"hash", r.hash},
             {"learned", r.learned},
+            {"coupled", r.coupled},
             {"lossless", r.lossless}};
   if (r.learning_steps) j["learning_steps"] = *r.learning_steps;
   return j;
@@ -81,6 +82,7 @@ LinearRecord linear_record_from_json(const std::string& text) {
   j.at("seconds").get_to(r.seconds);
   j.at("hash").get_to(r.hash);
   r.learned = j.value("learned", false);
+  r.coupled = j.value("coupled", false);
   r.lossless = j.value("lossless", false);
   if (j.contains("learning_steps")) r.learning_steps = j.at("learning_steps").get<int>();
   return r;

@@ -28,6 +28,7 @@ struct LinearRecord {
   // True where learned rounding changed the codes; rel_error and sqnr_db are then those of the learned ones,
   // the losses of what the method had found before.
   bool learned = false;
+  bool coupled = false;                 // errors of its outputs were weighed together (src/quant/output_curvature.h)
   std::optional<int> learning_steps{};  // that its block made; nothing where the recipe learns no rounding
   bool lossless = false;                // the model's own codes, unchanged: no method touched them
 };

@@ -11,6 +11,7 @@
 #include "src/model/op_slots.h"
 #include "src/quant/loop/activation_sums.h"
 #include "src/quant/loop/background.h"
+#include "src/quant/loop/curvature/output_gradients.h"
 #include "src/quant/loop/learn/learned_rounding.h"
 #include "src/quant/plan/memory_refusal.h"
 #include "src/quant/plan/method_bytes.h"
@@ -38,6 +39,8 @@ class Estimate {
             .windows = o.seq_len > 0 ? o.tokens / o.seq_len : 0, .length = o.seq_len, .at_once = chunk_tokens(kind_)},
         cross_(has(plan.needs, Needs::cross)),
         streams_(cross_ ? 2 : 1),
+        curves_(weighs_outputs(plan)),
+        gradient_(curves_ ? curvature_tokens(chunks_.windows, chunks_.length) * spec_.hidden * elem_ : 0),
         ranks_(o.ranks) {}
 
   // A phase at a layer: what it needs, and the bytes of all states there are then.
@@ -48,6 +51,9 @@ class Estimate {
   std::vector<Moment> moments(const Waves& waves, const std::vector<std::set<size_t>>& stored) const {
     std::vector<Moment> all;
     const int64_t program = program_bytes(kind_);
+    if (curves_)
+      all.push_back({{"curvature", 0, curvature_head_bytes(kind_, spec_, chunks_.length), program},
+                     streams_bytes() + (spec_.layers + 1) * gradient_});
     for (int64_t layer = 0; layer < spec_.layers; ++layer) {
       const int64_t host = program + host_bytes(ckpt_, plan_, layer, waves.weights);
       if (!plan_.calibrates())
@@ -91,31 +97,8 @@ class Estimate {
     for (const Moment& m : moments(waves, stored)) most = std::max(most, m.of.device + std::min(m.states, room));
     return most;
   }
-  // The stops whose inputs are costly to compute again: products or attention lie behind the last cut.
-  std::vector<std::set<size_t>> costly_stops() const {
-    std::vector<std::set<size_t>> all(spec_.kinds.size());
-    for (size_t kind = 0; kind < all.size(); ++kind) {
-      const std::vector<BlockOp>& ops = spec_.kinds[kind];
-      size_t base = 0;
-      for (size_t i = 0; i < ops.size(); ++i) {
-        if (linears_of(ops[i]).empty()) continue;
-        base = cheapest_cut(ops, base, i).value_or(base);
-        for (size_t k = base; k < i; ++k)
-          if (attends(ops[k]) || !linears_of(ops[k]).empty()) all[kind].insert(i);
-      }
-    }
-    return all;
-  }
 
  private:
-  // Of the slots that stand between blocks besides the residual stream, at most.
-  int64_t kept_features() const {
-    int64_t most = 0;
-    for (const std::vector<BlockOp>& ops : spec_.kinds)
-      if (const Keep* kept = std::get_if<Keep>(&ops.back()))
-        most = std::max(most, std::accumulate(kept->features.begin(), kept->features.end(), int64_t{0}));
-    return most;
-  }
   // Tokens whose states a process keeps: those of its chunks.
   int64_t own_rows(const Chunks& chunks) const {
     return std::min(chunks.tokens(), (chunks.count() + ranks_ - 1) / ranks_ * chunks.most_rows());
@@ -125,8 +108,19 @@ class Estimate {
     some.windows = std::min(some.windows, std::max<int64_t>(1, kTransformTokens / std::max<int64_t>(1, some.length)));
     return some;
   }
-  int64_t streams_bytes() const { return own_rows(chunks_) * (spec_.width() + kept_features()) * elem_ * streams_; }
+  int64_t streams_bytes() const {
+    return own_rows(chunks_) * (spec_.width() + kept_features(spec_)) * elem_ * streams_;
+  }
   using Reach = std::function<void(const char* phase, int64_t device, int64_t states)>;
+
+  // Before any linear is looked at.
+  void enter(const std::vector<BlockOp>& ops, int64_t table, int64_t states, const Reach& reach) const {
+    const int64_t whole = weights_of(ops, 0, ops.size(), {});
+    if (!plan_.transforms.empty())  // beside the windows that transforms look at
+      reach("transform", table + whole * (4 + elem_) + transform_bytes(ops),
+            states + own_rows(transformed()) * spec_.width() * elem_);
+    if (curves_) reach("curvature", table + whole * (8 + elem_) + curvature_bytes(spec_, ops, chunks_.length), states);
+  }
 
   void block(int64_t layer, const Waves& waves, const std::vector<std::set<size_t>>& stored, const Reach& reach) const {
     const std::vector<BlockOp>& ops = spec_.block(layer);
@@ -134,11 +128,10 @@ class Estimate {
     const bool learning = learns_rounding(plan_, spec_, layer);
     const int64_t whole = weights_of(ops, 0, ops.size(), {});
     const bool whole_block = !plan_.transforms.empty();  // in f32, and in the type that runs
-    const int64_t table = token_table_bytes(ops);
-    int64_t states = streams_bytes();
-    if (whole_block)  // beside the windows that transforms look at
-      reach("transform", table + whole * (4 + elem_) + transform_bytes(ops),
-            states + own_rows(transformed()) * spec_.width() * elem_);
+    const int64_t table = token_table_features(ops) * spec_.vocab * elem_;
+    int64_t states = streams_bytes() + (spec_.layers - layer) * gradient_;
+    enter(ops, table, states, reach);
+    states -= gradient_;
     if (learning) states += own_rows(chunks_) * spec_.width() * elem_;  // those that it begins with
     const std::optional<size_t> last = last_look(spec_, plan_, layer);
     // What lives in front of an op where passes begin, if it is stored; behind the last look of one stream alone.
@@ -150,8 +143,9 @@ class Estimate {
     int64_t streams = streams_;  // that have weights of their own
     // In front of op i: a linear's f32 goes with its quantization.
     const auto loaded_at = [&](size_t i) {
-      if (!whole_block) return weights_of(ops, held, i, waves) * elem_ * streams;
-      return weights_of(ops, i, ops.size(), {}) * 4 + weights_of(ops, held, ops.size(), {}) * elem_;
+      const int64_t curved = curves_ ? curvatures_bytes(ops, i) : 0;
+      if (!whole_block) return curved + weights_of(ops, held, i, waves) * elem_ * streams;
+      return curved + weights_of(ops, i, ops.size(), {}) * 4 + weights_of(ops, held, ops.size(), {}) * elem_;
     };
     for (size_t i = 0; i < ops.size(); ++i) {
       const Moe* moe = std::get_if<Moe>(&ops[i]);
@@ -189,11 +183,6 @@ class Estimate {
       reach("learn", whole * (elem_ + 5) + learning_bytes(spec_, ops, whole, chunks_.windows, chunks_.length), states);
   }
 
-  int64_t token_table_bytes(const std::vector<BlockOp>& ops) const {
-    for (const BlockOp& op : ops)
-      if (const TokenInput* t = std::get_if<TokenInput>(&op)) return spec_.vocab * t->features * elem_;
-    return 0;
-  }
   bool quantizes(int64_t layer, const BlockOp& op) const {
     for (const LinearDef& l : linears_of(op))
       if (plan_.find(spec_.prefix(layer) + l.name)) return true;
@@ -265,13 +254,13 @@ class Estimate {
     int64_t bytes = (kind_ == Device::cuda ? GramLanes::kBytes : 0) +
                     (chunks_.most_rows() % gram_chunk(kind_) == 0 ? 0 : piece * streams_ * in) + received_bytes(in);
     for (const LinearDef& l : linears_of(op))
-      if (const PlannedLinear* p = plan_.find(spec_.prefix(layer) + l.name); p && rounds_inputs(*p))
+      if (const PlannedLinear* p = plan_.find(spec_.prefix(layer) + l.name);
+          p && p->recipe.spec.activations != ActQuant::none)
         return bytes + piece * in + kSampleTokens * in * elem_;
     return bytes;
   }
   // Rows of a chunk that another process brings.
   int64_t received_bytes(int64_t in) const { return ranks_ == 1 ? 0 : chunks_.most_rows() * in * elem_ * streams_; }
-  static bool rounds_inputs(const PlannedLinear& p) { return p.recipe.spec.activations != ActQuant::none; }
 
   // What the method needs besides the sums, for the linear of the op that needs most.
   int64_t work_bytes(int64_t layer, const BlockOp& op) const {
@@ -316,6 +305,8 @@ class Estimate {
   Chunks chunks_;
   bool cross_;
   int64_t streams_;
+  bool curves_;
+  int64_t gradient_;  // of the way back, at the end of a block
   int ranks_;
 };
 
@@ -369,7 +360,7 @@ MemoryPlan plan_memory(const Checkpoint& c, const QuantPlan& plan, const PlanOpt
     if (m.room.device == kUnlimited || m.room.host == kUnlimited) return true;
     return states <= m.room.device + m.room.host;
   };
-  const std::vector<std::set<size_t>> costly = estimate.costly_stops();
+  const std::vector<std::set<size_t>> costly = costly_stops(c.spec);
   for (size_t kind = 0; kind < costly.size(); ++kind)
     for (const size_t at : costly[kind]) {
       m.stored[kind].insert(at);

@@ -1,9 +1,12 @@
 #include "src/quant/plan/method_bytes.h"
 
 #include <algorithm>
+#include <numeric>
 
+#include "src/calib/cuts.h"
 #include "src/core/parallel.h"
 #include "src/quant/loop/background.h"
+#include "src/quant/methods/coupled_rows.h"
 #include "src/quant/methods/gptq_bytes.h"
 #include "src/quant/plan/plan_ends.h"
 
@@ -33,6 +36,42 @@ int64_t bytes_of_method(Device::Kind kind, const PlannedLinear& p, bool sibling)
 
 }  // namespace
 
+int64_t kept_features(const ModelSpec& spec) {
+  int64_t most = 0;
+  for (const std::vector<BlockOp>& ops : spec.kinds)
+    if (const Keep* kept = std::get_if<Keep>(&ops.back()))
+      most = std::max(most, std::accumulate(kept->features.begin(), kept->features.end(), int64_t{0}));
+  return most;
+}
+
+std::vector<std::set<size_t>> costly_stops(const ModelSpec& spec) {
+  std::vector<std::set<size_t>> all(spec.kinds.size());
+  for (size_t kind = 0; kind < all.size(); ++kind) {
+    const std::vector<BlockOp>& ops = spec.kinds[kind];
+    size_t base = 0;
+    for (size_t i = 0; i < ops.size(); ++i) {
+      if (linears_of(ops[i]).empty()) continue;
+      base = cheapest_cut(ops, base, i).value_or(base);
+      for (size_t k = base; k < i; ++k)
+        if (attends(ops[k]) || !linears_of(ops[k]).empty()) all[kind].insert(i);
+    }
+  }
+  return all;
+}
+
+int64_t curvatures_bytes(const std::vector<BlockOp>& ops, size_t from) {
+  int64_t all = 0;
+  for (size_t i = from; i < ops.size(); ++i)
+    for (const LinearDef& l : linears_of(ops[i])) all += OutputCurvature::bytes(l.out_features);
+  return all;
+}
+
+int64_t token_table_features(const std::vector<BlockOp>& ops) {
+  for (const BlockOp& op : ops)
+    if (const TokenInput* t = std::get_if<TokenInput>(&op)) return t->features;
+  return 0;
+}
+
 int64_t program_bytes(Device::Kind kind) {
   constexpr int64_t kProgram = int64_t{80} << 20, kThread = int64_t{4} << 20;
   // What the driver and the libraries of a GPU take of host memory, once there is a CUDA Exec.
@@ -43,7 +82,8 @@ int64_t program_bytes(Device::Kind kind) {
 int64_t method_bytes(Device::Kind kind, const PlannedLinear& p, bool sibling) {
   const int64_t in = p.linear.in, sums = has(p.recipe.needs(), Needs::gram) ? 2 * in * in : 0;
   const int64_t turned = p.recipe.spec.turn ? 4 * (p.linear.out * in + sums) : 0;  // beside those of the input itself
-  return bytes_of_method(kind, p, sibling) + turned;
+  const int64_t coupled = p.recipe.weighs_outputs ? coupled_bytes(p.linear.out, in) : 0;
+  return bytes_of_method(kind, p, sibling) + turned + coupled;
 }
 
 int64_t largest_alone(Device::Kind kind, const QuantPlan& plan, int64_t layer) {

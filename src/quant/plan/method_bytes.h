@@ -1,6 +1,8 @@
 #pragma once
 // What quantizing takes besides the statistics of an input, for plans: method_bytes() of one linear, and what stands
 // around it.
+#include <set>
+
 #include "src/quant/plan/plan.h"
 
 namespace fewbit {
@@ -9,6 +11,15 @@ namespace fewbit {
 constexpr int64_t kDeviceLibraries = int64_t{176} << 20;
 // Host memory of the program and its libraries, those of a GPU too, and what they set aside for each of their threads.
 int64_t program_bytes(Device::Kind);
+
+// Features of the slots that stand between blocks besides the residual stream, at most; and of a token's row in a table
+// that a block has of its own.
+int64_t kept_features(const ModelSpec&);
+int64_t token_table_features(const std::vector<BlockOp>& ops);
+// By kind of block, the stops whose inputs are costly to compute again: products or attention lie behind the last cut.
+std::vector<std::set<size_t>> costly_stops(const ModelSpec&);
+// Of the curvature of the outputs of all linears from an op on.
+int64_t curvatures_bytes(const std::vector<BlockOp>& ops, size_t from);
 
 // The method at work and then the measure of its result, which has the weight, its new values, their difference from
 // zero and the codes in two places. The factor stays in the cache of the statistics. `sibling`: a linear before this

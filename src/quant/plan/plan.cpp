@@ -14,12 +14,12 @@
 #include "src/model/gguf/names.h"
 #include "src/model/gguf/writer.h"
 #include "src/model/op_slots.h"
-#include "src/quant/loop/learn/block_tape.h"
 #include "src/quant/plan/engines.h"
 #include "src/quant/plan/gguf_refusals.h"
 #include "src/quant/plan/plan_ends.h"
 #include "src/quant/plan/plan_kept.h"
 #include "src/quant/plan/source_grid.h"
+#include "src/quant/plan/way_back.h"
 #include "src/quant/rule_match.h"
 
 namespace fewbit {
@@ -203,10 +203,7 @@ PlannedLinear plan_linear(const Checkpoint& c, const NamedLinear& l, const Recip
   if (p.recipe.blocks) choose_blocks(c.spec, p);
   if (!p.keep && !p.blocks) why = choose_packing_of(*plan.format, p);
   if (p.layout().empty() && !p.keep) refuse(why);
-  if (!p.layout().empty() && !is_end(l) && p.recipe.learns_rounding())
-    if (const std::string_view what = without_gradient(c.spec.block(l.layer)); !what.empty())
-      p.note =
-          fmt::format("no learned rounding in blocks with {}: the codes stay those of {}", what, p.recipe.method->name);
+  if (!p.layout().empty()) ask_for_the_way_back(c.spec, p, refuse);
   return p;
 }
 
@@ -300,28 +297,6 @@ QuantizationSummary summary_of(const Checkpoint& c, const QuantPlan& plan) {
   });
   return summary;
 }
-
-bool learns_rounding(const QuantPlan& plan, const ModelSpec& spec, int64_t layer) {
-  return has_gradient(spec.block(layer)) &&
-         std::any_of(plan.linears.begin(), plan.linears.end(), [&](const PlannedLinear& p) {
-           return p.linear.layer == layer && !p.keep && p.recipe.learns_rounding();
-         });
-}
-
-namespace {
-
-// Learned rounding is what can do with less time; without it a limit would be a promise that nothing keeps.
-void bound_learning(const ModelSpec& spec, const PlanOptions& o, QuantPlan& plan) {
-  plan.minutes = o.minutes;
-  if (o.minutes == 0 || !plan.refusals.empty()) return;
-  for (int64_t layer = 0; layer < spec.layers; ++layer)
-    if (learns_rounding(plan, spec, layer)) return;
-  fail(ErrorKind::usage, fmt::format("--minutes {:g}: no linear of this plan learns its rounding, and nothing else can "
-                                     "be cut short; it is for effort=best at 3 bits and below",
-                                     o.minutes));
-}
-
-}  // namespace
 
 QuantPlan make_plan(const Checkpoint& c, const PlanOptions& o) {
   QuantPlan plan;

@@ -113,6 +113,8 @@ struct QuantPlan {
 
 // True where some linear of the layer learns its rounding and its block has a way back (block_tape.h).
 bool learns_rounding(const QuantPlan&, const ModelSpec&, int64_t layer);
+// True where the outputs of some linear of the layer, or of any, are weighed (src/quant/output_curvature.h).
+bool weighs_outputs(const QuantPlan&, std::optional<int64_t> layer = {});
 
 // Never throws for what a linear cannot do: that is a refusal. Error{usage} for unusable recipes, and for a limit in
 // minutes where nothing is learned.

@@ -93,10 +93,10 @@ float percentile_from(std::string_view v) {
   return *p;
 }
 
-bool shifts_targets_from(std::string_view v) {
+bool on_or_off(std::string_view setting, std::string_view v) {
   if (v == "on") return true;
   if (v == "off") return false;
-  fail(ErrorKind::usage, unknown_name("targets= (--targets)", v, {"on", "off"}));
+  fail(ErrorKind::usage, unknown_name(std::string(setting), v, {"on", "off"}));
 }
 
 bool fp8_kv_cache_from(std::string_view v) {
@@ -125,12 +125,6 @@ double target_bits_from(std::string_view v) {
   return *bits;
 }
 
-bool chooses_ends_from(std::string_view v) {
-  if (v == "on") return true;
-  if (v == "off") return false;
-  fail(ErrorKind::usage, unknown_name("ends= (--ends)", v, {"on", "off"}));
-}
-
 int bits_from(std::string_view v) {
   const auto bits = number<int>(v);
   if (!bits || *bits < 2 || *bits > 8)
@@ -152,12 +146,6 @@ uint64_t rotation_seed_from(std::string_view v) {
   return *seed;
 }
 
-bool turns_inputs_from(std::string_view v) {
-  if (v == "on") return true;
-  if (v == "off") return false;
-  fail(ErrorKind::usage, unknown_name("online=", v, {"on", "off"}));
-}
-
 constexpr int64_t kLargestGroup = int64_t{1} << 24;  // no linear is as wide
 
 // The words KEY=VALUE.
@@ -169,19 +157,20 @@ constexpr Setting kSettings[] = {
     {"act", [](Recipe& r, std::string_view v) { r.act_order = act_order_from(v); }},
     {"acts", [](Recipe& r, std::string_view v) { set_activations(r, v); }},
     {"rotation", [](Recipe& r, std::string_view v) { r.rotation_seed = rotation_seed_from(v); }},
-    {"online", [](Recipe& r, std::string_view v) { r.turns_inputs = turns_inputs_from(v); }},
+    {"online", [](Recipe& r, std::string_view v) { r.turns_inputs = on_or_off("online=", v); }},
     {"percentile", [](Recipe& r, std::string_view v) { r.percentile = percentile_from(v); }},
     {"alpha", [](Recipe& r, std::string_view v) { r.migration = migration_from(v); }},
     {"scale", [](Recipe& r, std::string_view v) { r.scale = scale_from(v); }},
     {"damp", [](Recipe& r, std::string_view v) { r.damp = damp_from(v); }},
-    {"targets", [](Recipe& r, std::string_view v) { r.shifts_targets = shifts_targets_from(v); }},
+    {"targets", [](Recipe& r, std::string_view v) { r.shifts_targets = on_or_off("targets= (--targets)", v); }},
+    {"curvature", [](Recipe& r, std::string_view v) { r.weighs_outputs = on_or_off("curvature= (--curvature)", v); }},
     {"effort", [](Recipe& r, std::string_view v) { r.effort = effort_from(v); }},
     {"kv", [](Recipe& r, std::string_view v) { r.fp8_kv_cache = fp8_kv_cache_from(v); }},
     {"format", [](Recipe& r, std::string_view v) { r.format = std::string(v); }},
     {"target-bits", [](Recipe& r, std::string_view v) { r.target_bits = target_bits_from(v); }},
     {"schemes", [](Recipe& r, std::string_view v) { r.schemes = schemes_from(v); }},
     {"budget", [](Recipe& r, std::string_view v) { r.budget = budget_from(v); }},
-    {"ends", [](Recipe& r, std::string_view v) { r.chooses_ends = chooses_ends_from(v); }},
+    {"ends", [](Recipe& r, std::string_view v) { r.chooses_ends = on_or_off("ends= (--ends)", v); }},
     {"bits", [](Recipe& r, std::string_view v) { r.bits = bits_from(v); }},
 };
 
@@ -346,6 +335,7 @@ Recipe overlay(Recipe base, const Recipe& over) {
   if (over.scale) base.scale = over.scale;
   if (over.damp) base.damp = over.damp;
   if (over.shifts_targets) base.shifts_targets = over.shifts_targets;
+  if (over.weighs_outputs) base.weighs_outputs = over.weighs_outputs;
   if (over.fp8_kv_cache) base.fp8_kv_cache = over.fp8_kv_cache;
   if (over.migration) base.migration = over.migration;
   if (over.target_bits) base.target_bits = over.target_bits;

@@ -9,6 +9,7 @@
 //   rotate+gptq int4 acts=token4 = the model turned first; inputs in int4 with a scale per token
 //   auto target-bits=4.25 schemes=int3,int4,nvfp4,fp8,bf16 = a scheme for every linear, chosen by measurement
 //   gptq targets=off   = aims at the weights themselves: calibration runs one stream instead of two
+//   gptq curvature=on  = errors of outputs weighed by what the model makes of them
 //   fp8 bits=8         = so many bits on whatever grid the rest says (the flag --bits); int8 says the grid too
 // Every word but the methods is optional, and in an override (--set GLOB=RECIPE) the methods too; "keep"
 // leaves a linear as it is, "source" those that are low-bit in the model.
@@ -58,6 +59,7 @@ struct Recipe {
   std::optional<DType> scale{};
   std::optional<float> damp{};
   std::optional<bool> shifts_targets{};  // targets=on | off
+  std::optional<bool> weighs_outputs{};  // curvature=on | off
   std::optional<bool> fp8_kv_cache{};    // kv=fp8 | kv=bf16: calibrate the scales of an FP8 key/value cache
   std::optional<Migration> migration{};  // alpha=0.5, alpha=search
   std::optional<double> target_bits{};   // of `auto`: bits per weight, scales and zeros included
@@ -98,6 +100,8 @@ struct FullRecipe {
   // Aims at the weight that reproduces the unquantized output, for which a second, unquantized stream runs beside the
   // quantized one. Off: at the weight itself, one stream, about half of the calibration's time.
   bool shifts_targets = true;
+  // Weighs errors of a linear's outputs by what the model makes of them (src/quant/output_curvature.h).
+  bool weighs_outputs = false;
   float percentile = 100;  // of |x| that a static scale of the inputs reaches
   bool fp8_kv_cache = false;
   std::optional<uint64_t> rotation{};  // the seed, where the whole model is turned first
@@ -110,6 +114,8 @@ struct FullRecipe {
   // True where codes are moved once more when their block is complete (src/quant/loop/learn/learned_rounding.h): effort
   // best at 3 bits and below, for methods that know the unquantized stream, on groups of neighbouring columns.
   bool learns_rounding() const;
+  // True where a method can weigh outputs: it solves rows one by one on an integer grid, beside the unquantized stream.
+  bool can_weigh_outputs() const;
 };
 // Fills in the contract's defaults; a chain of transforms alone ends in rtn, `auto` is gptq with bits and groups to be
 // chosen (src/quant/search/mixed_precision.h). Error{usage} for an empty chain, a method or transform that does not

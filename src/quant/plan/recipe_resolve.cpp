@@ -192,6 +192,13 @@ FullRecipe resolve(const Recipe& r) {
     choose_blocks(r, f);
   else if (f.format != r.format && !r.format.empty())
     fail(ErrorKind::usage, fmt::format("format \"{}\": only gguf takes a type behind a colon", r.format));
+  f.weighs_outputs = r.weighs_outputs.value_or(false);
+  if (f.weighs_outputs && !f.can_weigh_outputs())
+    fail(
+        ErrorKind::usage,
+        fmt::format("curvature=on: expected gptq on integers, beside the unquantized stream and not in a type of GGUF, "
+                    "found {}; leave it out",
+                    f.str()));
   if (f.act_order != ActOrder::off && f.method->needs == Needs::nothing)
     fail(ErrorKind::usage,
          fmt::format("act={} has no meaning for {}, which visits no column before another; leave it out, "
@@ -221,6 +228,10 @@ bool FullRecipe::learns_rounding() const {
          has(needs(), Needs::cross) && act_order != ActOrder::full;
 }
 
+bool FullRecipe::can_weigh_outputs() const {
+  return method == &method_gptq && spec.grid == Grid::integer && !blocks && has(needs(), Needs::cross);
+}
+
 std::string FullRecipe::str() const {
   std::string s = rotation ? "rotate+" : "";
   for (const Transform* t : transforms) s += fmt::format("{}+", t->name);
@@ -238,6 +249,7 @@ std::string FullRecipe::str() const {
   if (damp != 0.01f) s += fmt::format(" damp={}", damp);
   if (!shifts_targets && effort != Effort::reference && has(needs_of_all(*this), Needs::cross)) s += " targets=off";
   if (effort != Effort::standard) s += fmt::format(" effort={}", name_of(effort));
+  if (weighs_outputs) s += " curvature=on";
   if (blocks) s += fmt::format(" format={}:{}", format, blocks->name);
   return s;
 }

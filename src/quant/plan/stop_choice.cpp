@@ -5,7 +5,7 @@
 
 #include "src/calib/cuts.h"
 #include "src/core/strings.h"
-#include "src/quant/plan/rates.h"
+#include "src/quant/plan/rates/rates.h"
 #include "src/quant/plan/time_plan.h"
 
 namespace fewbit {

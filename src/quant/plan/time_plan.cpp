@@ -4,10 +4,11 @@
 
 #include "src/calib/cuts.h"
 #include "src/model/absorb.h"
+#include "src/quant/loop/curvature/output_gradients.h"
 #include "src/quant/loop/learn/learned_rounding.h"
 #include "src/quant/plan/disk_plan.h"
 #include "src/quant/plan/plan_ends.h"
-#include "src/quant/plan/rates.h"
+#include "src/quant/plan/rates/rates.h"
 #include "src/run/moe.h"
 
 namespace fewbit {
@@ -16,6 +17,7 @@ namespace {
 // Experts in lanes are so many times as fast as one after the other: what a lane waits for is launches, which the
 // driver takes one at a time.
 constexpr double kLanesTogether = 2.5;
+constexpr double kF32Slower = 8;             // than bf16 where a machine multiplies that, about
 constexpr int64_t kTransformTokens = 65536;  // that block_transforms.cpp looks at, at most
 
 // Seconds of a run by phase, block for block.
@@ -36,6 +38,7 @@ class Times {
       if (plan_.calibrates()) {
         transform(layer);
         passes(layer);
+        curve(layer);
         learn(layer);
       }
       for (const BlockOp& op : spec_.block(layer)) linears_at(layer, op);
@@ -154,6 +157,18 @@ class Times {
     t_.phases["quantize"] += in_lane ? (quantizing + measuring) / kLanesTogether : quantizing;
     if (!in_lane) t_.phases["measure"] += measuring;
     t_.phases["pack"] += rows * wide(in) * r.pack;
+  }
+
+  // Windows of the unquantized stream forward, and twice forward and back, all in f32.
+  void curve(int64_t layer) {
+    if (!weighs_outputs(plan_)) return;
+    const int64_t tokens = curvature_tokens(chunks_.windows, chunks_.length);
+    const std::vector<BlockOp>& ops = spec_.block(layer);
+    double s = 7 * forward_seconds(rates_, spec_.kind(layer), 0, ops.size(), tokens) * (elem_ == 4 ? 1 : kF32Slower);
+    if (weighs_outputs(plan_, layer))
+      for (const BlockOp& op : ops)
+        for (const LinearDef& l : linears_of(op)) s += wide(tokens) * rates_.gram.at(l.out_features);
+    t_.phases["curvature"] += s;
   }
 
   void learn(int64_t layer) {

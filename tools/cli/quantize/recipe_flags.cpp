@@ -31,6 +31,9 @@ constexpr RecipeFlag kRecipeFlags[] = {
     {"--targets", "targets={}", RecipeFlag::Value::text,
      "on (default where the method can): aim at the unquantized model's outputs; off: at the weights themselves, with "
      "one calibration stream in place of two, in about half the time"},
+    {"--curvature", "curvature={}", RecipeFlag::Value::text,
+     "on: errors of a linear's outputs are weighed by what the model's words make of them, which takes a walk back "
+     "through the model in float32 and is worth 6 to 8 % of the KL at 4 bits; off (default): each output by itself"},
     {"--target-bits", "target-bits={}", RecipeFlag::Value::text,
      "Of auto: bits per weight to stay within, scales and zeros included (default 4.25)"},
     {"--schemes", "schemes={}", RecipeFlag::Value::text,

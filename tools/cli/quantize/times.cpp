@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "src/core/strings.h"
-#include "src/quant/plan/rates.h"
+#include "src/quant/plan/rates/rates.h"
 #include "src/quant/plan/stop_choice.h"
 #include "src/quant/plan/time_plan.h"
 

@@ -4,6 +4,7 @@
 
 #include "kernels/attention/attention_grad.h"
 #include "kernels/model/add.h"
+#include "kernels/model/cast.h"
 #include "kernels/model/copy_columns.h"
 #include "kernels/model/gated_act_grad.h"
 #include "kernels/model/norm_grad.h"
@@ -142,8 +143,10 @@ struct BlockTape::BackwardPass {
   const BlockWeights& weights;
   const std::map<std::string, Tensor>& wanted;
   Activations grad;
+  ShowOutputs show;
   std::array<bool, kSlots> known{};
-  size_t index = 0, last = 0;  // op at hand; the one that needs no gradient of its input any more
+  size_t index = 0;              // the op at hand
+  std::optional<size_t> last{};  // the one that needs no gradient of its input any more; none: all do
 
   Exec& ex() const { return tape.ex_; }
   TensorView seen(Slot s) const {
@@ -169,6 +172,7 @@ struct BlockTape::BackwardPass {
   void operator()(const Linears& op) {
     for (const LinearDef& l : op.items) {
       const TensorView dy = take(l.out);
+      if (show) show(l, dy);
       if (const auto it = wanted.find(l.name); it != wanted.end())
         matmul(ex(),
                {.a = mat<float>(dy), .b = mat<float>(seen(op.in)), .c = mat<float>(it->second), .ta = Trans::yes});
@@ -227,20 +231,48 @@ struct BlockTape::BackwardPass {
   }
 };
 
+void BlockTape::walk_back(BackwardPass& pass) {
+  FEWBIT_ASSERT(seqs_ > 0 && pass.grad[Slot::x].rows() == seqs_ * len_);
+  pass.knows(Slot::x) = true;
+  for (size_t i = ops_.size(); i-- > pass.last.value_or(0);) {
+    pass.index = i;
+    std::visit(pass, ops_[i]);
+  }
+}
+
 void BlockTape::backward(const BlockWeights& weights, TensorView output_grad,
                          const std::map<std::string, Tensor>& grads) {
-  FEWBIT_ASSERT(seqs_ > 0 && output_grad.rows() == seqs_ * len_);
-  BackwardPass pass{.tape = *this, .weights = weights, .wanted = grads, .grad = gradients_.bind(output_grad, kind_)};
-  pass.knows(Slot::x) = true;
+  BackwardPass pass{
+      .tape = *this, .weights = weights, .wanted = grads, .grad = gradients_.bind(output_grad, kind_), .show = nullptr};
   const auto wants = [&](const BlockOp& op) {
     const std::vector<LinearDef> linears = linears_of(op);
     return std::any_of(linears.begin(), linears.end(), [&](const LinearDef& l) { return grads.count(l.name) > 0; });
   };
   pass.last = static_cast<size_t>(std::find_if(ops_.begin(), ops_.end(), wants) - ops_.begin());
-  for (size_t i = ops_.size(); i-- > pass.last;) {
-    pass.index = i;
-    std::visit(pass, ops_[i]);
+  walk_back(pass);
+}
+
+void BlockTape::backward_through(const BlockWeights& weights, TensorView grad, const ShowOutputs& show) {
+  const std::map<std::string, Tensor> none;
+  BackwardPass pass{
+      .tape = *this, .weights = weights, .wanted = none, .grad = gradients_.bind(grad, kind_), .show = show};
+  walk_back(pass);
+}
+
+BlockWeights in_f32(Exec& ex, const BlockWeights& weights) {
+  const auto converted = [&](ConstTensorView from) {
+    Tensor t = ex.alloc(DType::f32, from.shape);
+    cast(ex, from, t);
+    return t;
+  };
+  BlockWeights w;
+  for (const auto& [name, linear] : weights.linears) {
+    const DenseLinear& dense = std::get<DenseLinear>(linear);
+    w.linears.emplace(
+        name, DenseLinear{.weight = converted(dense.weight), .bias = dense.bias ? converted(dense.bias) : Tensor()});
   }
+  for (const auto& [name, vector] : weights.vectors) w.vectors.emplace(name, converted(vector));
+  return w;
 }
 
 }  // namespace fewbit

@@ -2,6 +2,7 @@
 // BlockTape runs a block of dense linears in f32, records what its gradient needs, and computes that gradient. It walks
 // the same op list as the interpreter of src/run/block.h; blocks with other ops than decoders of one kind have
 // (without_gradient) have none here.
+#include <functional>
 #include <map>
 #include <string>
 #include <string_view>
@@ -14,6 +15,9 @@ namespace fewbit {
 // What of the block has no gradient here, in words for people; "" where every op has one.
 std::string_view without_gradient(const std::vector<BlockOp>& ops);
 bool has_gradient(const std::vector<BlockOp>& ops);
+
+// The block's weights as a tape takes them. Linears that round their input take it as it is here.
+BlockWeights in_f32(Exec&, const BlockWeights&);
 
 class BlockTape {
  public:
@@ -28,10 +32,15 @@ class BlockTape {
   // From the gradient of the recorded pass' output (overwritten: it is used as room) to those of the weights
   // that `grads` names, by relative name of the linear: [out, in] f32, overwritten.
   void backward(const BlockWeights& weights, TensorView output_grad, const std::map<std::string, Tensor>& grads);
+  // From the gradient of the recorded pass' output to that of the states that entered it, in its place. On the way it
+  // shows that of the outputs of each linear, [seqs * len, out] f32.
+  using ShowOutputs = std::function<void(const LinearDef&, ConstTensorView)>;
+  void backward_through(const BlockWeights& weights, TensorView grad, const ShowOutputs& show);
 
  private:
   struct BackwardPass;  // the visitor of backward()
   void remember(size_t op, Slot s);
+  void walk_back(BackwardPass&);
 
   Exec& ex_;
   const std::vector<BlockOp>& ops_;

@@ -23,24 +23,6 @@ constexpr int64_t kBatch = 8;  // windows of a step
 constexpr float kTravel = 0.6f;
 constexpr float kFactorRate = 1e-3f;  // of a scale's factor, per step at the beginning
 
-Tensor converted(Exec& ex, ConstTensorView from) {
-  Tensor t = ex.alloc(DType::f32, from.shape);
-  cast(ex, from, t);
-  return t;
-}
-
-// Linears that round their input (8-bit activations) take it as it is here.
-BlockWeights in_f32(Exec& ex, const BlockWeights& weights) {
-  BlockWeights w;
-  for (const auto& [name, linear] : weights.linears) {
-    const DenseLinear& dense = std::get<DenseLinear>(linear);
-    w.linears.emplace(name, DenseLinear{.weight = converted(ex, dense.weight),
-                                        .bias = dense.bias ? converted(ex, dense.bias) : Tensor()});
-  }
-  for (const auto& [name, vector] : weights.vectors) w.vectors.emplace(name, converted(ex, vector));
-  return w;
-}
-
 // A linear's variables on the device.
 struct Variables {
   Tensor level, factor, mean, square, scales, zeros;

@@ -12,7 +12,7 @@
 #include "src/core/file_io.h"
 #include "src/core/files/sha256.h"
 #include "src/core/hash.h"
-#include "src/quant/plan/rate_probe.h"
+#include "src/quant/plan/rates/rate_probe.h"
 #include "src/run/upload_as.h"
 
 namespace fewbit {

@@ -8,7 +8,7 @@
 #include "kernels/products/gemm.h"
 #include "src/core/parallel.h"
 #include "src/model/op_slots.h"
-#include "src/quant/plan/rate_probe.h"
+#include "src/quant/plan/rates/rate_probe.h"
 #include "src/run/block.h"
 
 namespace fewbit {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "src/core/stopwatch.h"
-#include "src/quant/plan/rates.h"
+#include "src/quant/plan/rates/rates.h"
 
 namespace fewbit {
 

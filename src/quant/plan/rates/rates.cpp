@@ -1,4 +1,4 @@
-#include "src/quant/plan/rates.h"
+#include "src/quant/plan/rates/rates.h"
 
 #include <fmt/format.h>
 #include <algorithm>
@@ -17,7 +17,7 @@
 #include "src/core/rng.h"
 #include "src/quant/loop/block_encoding.h"
 #include "src/quant/loop/measure.h"
-#include "src/quant/plan/rate_probe.h"
+#include "src/quant/plan/rates/rate_probe.h"
 #include "src/quant/rounding.h"
 #include "src/run/upload_as.h"
 
