@@ -10,10 +10,9 @@ namespace fewbit {
 //   zero_columns     w[:, i] = 0 where marked[i] != 0    marked [n] u8, w [rows, n]; w in place
 //   scale_columns    w[:, i] *= s[i]                     s [n] f32, w [rows, n]; w in place
 //   scale_rows       w[i, :] *= s[i]                     s [rows] f32, w [rows, n]; w in place
-//   permute          y[i, j] = x[row_of[i], col_of[j]]   x, y both f32 or both u8, different memory; row_of, col_of
-//   i32,
-//                                                        as many as y has rows and columns; data == nullptr: as it is,
-//                                                        and x has as many of them
+//   permute          y[i, j] = x[row_of[i], col_of[j]]   x, y both f32 or both u8, different memory; row_of [y.rows],
+//                                                        col_of [y.cols] i32, data == nullptr: as it is, and x is as
+//                                                        long there
 //   count_nonfinite  how many values are no number or    x f32, any shape; waits for the device
 //                    infinite
 namespace cpu {

@@ -1,7 +1,7 @@
 #pragma once
 // fisher_draw: gradients at the logits whose covariance is the Fisher information of the next-token distribution.
 #include "kernels/exec/exec.h"
-#include "src/core/host_device.h"
+#include "src/core/rng.h"
 namespace fewbit {
 // With p = softmax(z) of a row and signs e of +-1 that are drawn for each logit,
 //   g_c = sqrt(p_c) e_c - p_c sum_d sqrt(p_d) e_d      has the mean 0 and the covariance diag(p) - p p^T,
@@ -22,15 +22,8 @@ inline void fisher_draw(Exec& ex, float softcap, uint64_t seed, int64_t first_ro
   pick(ex, &cpu::fisher_draw, FEWBIT_CUDA_OP(fisher_draw))(ex, softcap, seed, first_row, logits);
 }
 
-// The signs of logits [64 word, 64 word + 64) of a row, a bit each: the finaliser of splitmix64 over their number.
+// The signs of logits [64 word, 64 word + 64) of a row, a bit each.
 FEWBIT_HD uint64_t fisher_signs(uint64_t seed, int64_t row, int64_t word) {
-  uint64_t z = seed + static_cast<uint64_t>(row) * 0xd1342543de82ef95ull + static_cast<uint64_t>(word);
-  for (int round = 0; round < 2; ++round) {
-    z += 0x9e3779b97f4a7c15ull;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-    z ^= z >> 31;
-  }
-  return z;
+  return mix64(mix64(seed + static_cast<uint64_t>(row) * 0xd1342543de82ef95ull + static_cast<uint64_t>(word)));
 }
 }  // namespace fewbit

@@ -5,9 +5,11 @@
 #include <cstdint>
 #include <string_view>
 
+#include "src/core/host_device.h"
+
 namespace fewbit {
 
-constexpr uint64_t mix64(uint64_t z) {
+FEWBIT_HD constexpr uint64_t mix64(uint64_t z) {
   z += 0x9e3779b97f4a7c15ull;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
   z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;

@@ -74,20 +74,23 @@ struct BlockBench {
     tape.run(weights, ropes, seqs);
     return ex.to_host(tape.states(seqs));
   }
-  // The slope of <output, dy> when the weight moves along `direction`.
-  double slope(const std::string& name, const Tensor& direction, const Tensor& dy) {
-    const Tensor at = ex.to_host(weight(name));
+  // The slope of <output, dy> when what `put` puts in its place moves from `at` along `direction`.
+  double slope(const Tensor& at, const Tensor& direction, const Tensor& dy,
+               const std::function<void(const Tensor&)>& put) {
     const double reach = 2e-3 * std::sqrt(inner(at, at) / inner(direction, direction));
     double value[2];
     for (const int side : {0, 1}) {
       Tensor moved = clone_host(at);
       for (int64_t i = 0; i < moved.numel(); ++i)
         moved.as<float>()[i] += static_cast<float>(side ? reach : -reach) * direction.as<float>()[i];
-      ex.copy(moved, weight(name));
+      put(moved);
       value[side] = inner(output(), dy);
     }
-    ex.copy(at, weight(name));
+    put(at);
     return (value[1] - value[0]) / (2 * reach);
+  }
+  double slope(const std::string& name, const Tensor& direction, const Tensor& dy) {
+    return slope(ex.to_host(weight(name)), direction, dy, [&](const Tensor& w) { ex.copy(w, weight(name)); });
   }
 };
 
@@ -111,6 +114,35 @@ FEWBIT_DEVICE_TEST(BlockTape, GradientsAgreeWithDifferences) {
                     tol::kSlope * size * std::sqrt(inner(*direction, *direction)))
             << model << " " << name;
     }
+  }
+}
+
+// The way back to the states that entered, and what is shown of it: every linear once; the last one's outputs have the
+// gradient of the block's, to which they are added.
+FEWBIT_DEVICE_TEST(BlockTape, GoesBackThroughTheBlock) {
+  const TempDir dir;
+  const std::vector<fs::path> all = models(dir);
+  for (const fs::path& model : all) {
+    BlockBench b(ex, model, 2, 24);
+    const Tensor dy = random_normal(DType::f32, b.entering.shape(), 8);
+    b.ex.copy(b.entering, b.tape.states(2));
+    b.tape.record(b.weights, b.ropes, 2);
+    const Tensor room = b.ex.to_device(dy);
+    std::map<std::string, Tensor> shown;
+    b.tape.backward_through(b.weights, room, [&](const LinearDef& l, ConstTensorView g) {
+      EXPECT_TRUE(shown.emplace(l.name, b.ex.to_host(g)).second) << l.name;
+      EXPECT_EQ(g.shape, (Shape{b.entering.rows(), l.out_features})) << l.name;
+    });
+    EXPECT_EQ(shown.size(), b.weights.linears.size()) << model;
+    if (model == all[0]) {
+      EXPECT_EQ(first_difference(shown.at("mlp.down_proj"), dy), "");
+    }
+    const Tensor grad = b.ex.to_host(room), other = random_normal(DType::f32, grad.shape(), 9);
+    const double size = std::sqrt(inner(grad, grad));
+    for (const Tensor* direction : {&grad, &other})
+      EXPECT_NEAR(b.slope(clone_host(b.entering), *direction, dy, [&](const Tensor& x) { b.entering = clone_host(x); }),
+                  inner(grad, *direction), tol::kSlope * size * std::sqrt(inner(*direction, *direction)))
+          << model;
   }
 }
 

@@ -25,6 +25,28 @@
 #include "src/run/upload_as.h"
 
 namespace fewbit {
+namespace {
+
+// The method works where the codes are: on the turned weight, and on the sums of the turned input.
+MethodResult quantize_turned(Exec& ex, const Method& method, LinearJob job) {
+  const int64_t run = job.spec.turn;
+  const Tensor turned = ex.alloc(DType::f32, job.weight.shape);
+  cast(ex, job.weight, turned);
+  hadamard(ex, turned, turned.view().row_range(0, 0), run);
+  InputStats there;
+  if (job.stats) there = turned_stats(ex, *job.stats, run);
+  job.weight = turned;
+  job.stats = job.stats ? &there : nullptr;
+  job.shared_absmax = 0;
+  job.spec.turn = 0;
+  job.codes_stay = false;
+  MethodResult r = method.quantize(ex, job);
+  r.there = {};  // they are those of the turned weight
+  r.linear.spec.turn = run;
+  return r;
+}
+
+}  // namespace
 
 BlockCoder::BlockCoder(Exec& ex, const Checkpoint& c, const QuantPlan& plan, const QuantJob& job, Phases& phases,
                        Background& background, UploadAhead& ahead, bool runs)
@@ -197,25 +219,6 @@ LinearJob BlockCoder::job_of(const PlannedLinear& p, const Tensor& w, const Inpu
   return job;
 }
 
-// The method works where the codes are: on the turned weight, and on the sums of the turned input.
-MethodResult BlockCoder::quantize_turned(Exec& ex, const PlannedLinear& p, const Tensor& w, const InputStats* stats,
-                                         const RowShare& rows, OutputCurvature* curvature) const {
-  const int64_t run = p.recipe.spec.turn;
-  Tensor turned = ex.alloc(DType::f32, w.shape());
-  cast(ex, w, turned);
-  hadamard(ex, turned, turned.view().row_range(0, 0), run);
-  InputStats there;
-  if (stats) there = turned_stats(ex, *stats, run);
-  LinearJob job = job_of(p, turned, stats ? &there : nullptr, 0, rows);
-  job.spec.turn = 0;
-  job.codes_stay = false;
-  job.curvature = curvature;
-  MethodResult r = p.recipe.method->quantize(ex, job);
-  r.there = {};  // they are those of the turned weight
-  r.linear.spec.turn = run;
-  return r;
-}
-
 // All ranks that share the rows make it together.
 CodedLinear BlockCoder::code(const LinearDef& def, const PlannedLinear& p, const InputStats* stats, float shared,
                              const RowShare& rows) {
@@ -223,10 +226,10 @@ CodedLinear BlockCoder::code(const LinearDef& def, const PlannedLinear& p, const
   const Stopwatch timer;
   CodedLinear coded = begin_record(def, p, stats);
   Tensor w = weight_of(p);
-  const auto curved = p.recipe.weighs_outputs ? curvatures_.extract(def.name) : decltype(curvatures_)::node_type();
-  OutputCurvature* curvature = curved ? &curved.mapped() : nullptr;
-  const RowShare& share = curvature ? RowShare::none() : rows;
-  phases_.timed("quantize", [&] { code(ex_, coded, w, stats, shared, share, curvature); });
+  if (auto curved = curvatures_.extract(def.name); curved && p.recipe.weighs_outputs)
+    coded.curvature = std::move(curved.mapped());
+  const RowShare& share = coded.curvature ? RowShare::none() : rows;
+  phases_.timed("quantize", [&] { code(ex_, coded, w, stats, shared, share); });
   if (learning_ && p.recipe.learns_rounding())
     coded.weight = std::move(w);
   else
@@ -238,15 +241,12 @@ CodedLinear BlockCoder::code(const LinearDef& def, const PlannedLinear& p, const
 
 // Fills what was begun, on an Exec that may be a lane's.
 void BlockCoder::code(Exec& ex, CodedLinear& coded, const Tensor& w, const InputStats* stats, float shared,
-                      const RowShare& rows, OutputCurvature* curvature) const {
+                      const RowShare& rows) const {
   const PlannedLinear& p = *coded.plan;
-  const auto quantize = [&] {
-    if (p.recipe.spec.turn) return quantize_turned(ex, p, w, stats, rows, curvature);
-    LinearJob job = job_of(p, w, stats, shared, rows);
-    job.curvature = curvature;
-    return p.recipe.method->quantize(ex, job);
-  };
-  MethodResult r = quantize();
+  LinearJob job = job_of(p, w, stats, shared, rows);
+  job.curvature = coded.curvature ? &*coded.curvature : nullptr;
+  MethodResult r = p.recipe.spec.turn ? quantize_turned(ex, *p.recipe.method, job) : p.recipe.method->quantize(ex, job);
+  coded.curvature.reset();
   rows.gather(r.linear);
   if (p.recipe.spec.activations == ActQuant::tensor) r.linear.input_scale = stats->input_scale;
   if (!ranks_.alone()) r.there = {};  // of some rows alone, or of other linears that wait for the ranks

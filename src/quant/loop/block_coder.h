@@ -2,6 +2,7 @@
 // BlockCoder takes the linears of one block, or the ends of the model, from weights to bytes. Each is quantized by its
 // recipe (or restored from the block's sealed file), measured and packed; the journal seals them together. Packing and
 // sealing go to the background, in the order in which they were asked for.
+//
 // Several ranks make the same calls. They divide the rows of each linear (src/quant/row_share.h), or the linears of
 // quantize_apart(); all get what takes the place of a linear, rank 0 packs, and restores what was sealed.
 #include <deque>
@@ -24,6 +25,7 @@ struct CodedLinear {
   const PlannedLinear* plan = nullptr;
   std::string name{};  // relative to the block
   Tensor weight{};     // [out, in] f32 on the device; kept where the codes will be learned, to measure them
+  std::optional<OutputCurvature> curvature{};  // until it is coded
   QuantizedLinear linear{};
   DeviceCodes there{};  // the same on the device, until it is packed; then `linear` may lack its codes
   LinearRecord record{};
@@ -53,7 +55,7 @@ class BlockCoder {
   // Takes the weights that transforms rewrote, and writes the vectors that changed with the block.
   void rewrite(BlockF32 block);
   void add(NamedTensor t);
-  // Of linears by their names in the block, behind begin(). Every rank codes such a linear as a whole.
+  // By linears' names in the block, behind begin(); every rank codes such a linear as a whole.
   void weigh_outputs(std::map<std::string, OutputCurvature> curvatures) { curvatures_ = std::move(curvatures); }
 
   // Quantizes linears that share one input. `observed` returns its statistics; it is called only where a method needs
@@ -96,10 +98,8 @@ class BlockCoder {
   LinearJob job_of(const PlannedLinear& p, const Tensor& w, const InputStats* stats, float shared,
                    const RowShare& rows) const;
   CodedLinear code(const LinearDef&, const PlannedLinear&, const InputStats*, float shared, const RowShare&);
-  void code(Exec&, CodedLinear&, const Tensor&, const InputStats*, float, const RowShare&, OutputCurvature*) const;
+  void code(Exec&, CodedLinear&, const Tensor& w, const InputStats*, float shared, const RowShare&) const;
   void measure_coded(Exec&, CodedLinear&, const Tensor& w, const InputStats*, const RowShare&) const;
-  MethodResult quantize_turned(Exec&, const PlannedLinear&, const Tensor&, const InputStats*, const RowShare&,
-                               OutputCurvature*) const;
   Tensor encode(const LinearDef&, const PlannedLinear&, const InputStats*);
   CodedLinear pass(const LinearDef&, const PlannedLinear&, const InputStats*);
   CodedLinear begin_record(const LinearDef&, const PlannedLinear&, const InputStats*);

@@ -60,7 +60,7 @@ std::unique_ptr<BlockCoder::Dealt> BlockCoder::deal(const Group& group, const st
   dealt->done = lanes_->give([this, d = dealt.get()](Exec& lane) {
     for (Dealt::Item& item : d->items) {
       const Stopwatch timer;
-      code(lane, item.coded, item.weight, item.stats, d->shared, RowShare::none(), nullptr);
+      code(lane, item.coded, item.weight, item.stats, d->shared, RowShare::none());
       measure_coded(lane, item.coded, item.weight, item.stats, RowShare::none());
       need_finite(item.coded.record);
       item.coded.record.seconds = timer.seconds();

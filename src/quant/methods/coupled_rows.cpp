@@ -55,8 +55,7 @@ bool factor_set(Exec& ex, Tensor& h, const std::vector<int32_t>& order) {
   scale_rows(ex, upload(ex, std::vector<float>(static_cast<size_t>(n), kTrusted)), r);
   set_diagonal(ex, diag, r);
   const float damp = kDamp * static_cast<float>(mean);
-  if (!factorize(ex, r, damp, Precision::f64, h).ok()) return false;
-  return true;
+  return factorize(ex, r, damp, Precision::f64, h).ok();
 }
 
 }  // namespace

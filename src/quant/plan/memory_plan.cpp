@@ -17,6 +17,7 @@
 #include "src/quant/plan/method_bytes.h"
 #include "src/quant/plan/plan.h"
 #include "src/quant/plan/plan_ends.h"
+#include "src/quant/plan/stop_choice.h"
 #include "src/quant/plan/time_plan.h"
 #include "src/quant/plan/waves.h"
 #include "src/run/moe.h"

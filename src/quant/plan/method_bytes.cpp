@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <numeric>
 
-#include "src/calib/cuts.h"
 #include "src/core/parallel.h"
 #include "src/quant/loop/background.h"
 #include "src/quant/methods/coupled_rows.h"
@@ -42,21 +41,6 @@ int64_t kept_features(const ModelSpec& spec) {
     if (const Keep* kept = std::get_if<Keep>(&ops.back()))
       most = std::max(most, std::accumulate(kept->features.begin(), kept->features.end(), int64_t{0}));
   return most;
-}
-
-std::vector<std::set<size_t>> costly_stops(const ModelSpec& spec) {
-  std::vector<std::set<size_t>> all(spec.kinds.size());
-  for (size_t kind = 0; kind < all.size(); ++kind) {
-    const std::vector<BlockOp>& ops = spec.kinds[kind];
-    size_t base = 0;
-    for (size_t i = 0; i < ops.size(); ++i) {
-      if (linears_of(ops[i]).empty()) continue;
-      base = cheapest_cut(ops, base, i).value_or(base);
-      for (size_t k = base; k < i; ++k)
-        if (attends(ops[k]) || !linears_of(ops[k]).empty()) all[kind].insert(i);
-    }
-  }
-  return all;
 }
 
 int64_t curvatures_bytes(const std::vector<BlockOp>& ops, size_t from) {

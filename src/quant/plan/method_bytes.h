@@ -1,8 +1,6 @@
 #pragma once
 // What quantizing takes besides the statistics of an input, for plans: method_bytes() of one linear, and what stands
 // around it.
-#include <set>
-
 #include "src/quant/plan/plan.h"
 
 namespace fewbit {
@@ -16,8 +14,6 @@ int64_t program_bytes(Device::Kind);
 // that a block has of its own.
 int64_t kept_features(const ModelSpec&);
 int64_t token_table_features(const std::vector<BlockOp>& ops);
-// By kind of block, the stops whose inputs are costly to compute again: products or attention lie behind the last cut.
-std::vector<std::set<size_t>> costly_stops(const ModelSpec&);
 // Of the curvature of the outputs of all linears from an op on.
 int64_t curvatures_bytes(const std::vector<BlockOp>& ops, size_t from);
 

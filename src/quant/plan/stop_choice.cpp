@@ -130,4 +130,19 @@ MemoryPlan decide_stops(const Checkpoint& c, const QuantPlan& plan, const PlanOp
   return Decision(c, plan, o, rates).made();
 }
 
+std::vector<std::set<size_t>> costly_stops(const ModelSpec& spec) {
+  std::vector<std::set<size_t>> all(spec.kinds.size());
+  for (size_t kind = 0; kind < all.size(); ++kind) {
+    const std::vector<BlockOp>& ops = spec.kinds[kind];
+    size_t base = 0;
+    for (size_t i = 0; i < ops.size(); ++i) {
+      if (linears_of(ops[i]).empty()) continue;
+      base = cheapest_cut(ops, base, i).value_or(base);
+      for (size_t k = base; k < i; ++k)
+        if (attends(ops[k]) || !linears_of(ops[k]).empty()) all[kind].insert(i);
+    }
+  }
+  return all;
+}
+
 }  // namespace fewbit

@@ -11,7 +11,6 @@
 #include "kernels/statistics/gram.h"
 #include "src/model/checkpoint.h"
 #include "src/model/op_slots.h"
-#include "src/quant/loop/learn/block_tape.h"
 #include "src/run/head.h"
 #include "src/run/runner.h"
 #include "src/run/upload_as.h"
@@ -93,21 +92,30 @@ BlockWeights OutputGradients::weights_of(int64_t layer) const {
   return load_block(ex_, ckpt_, layer, {.dtype = DType::f32, .weights = Weights::values}, nullptr);
 }
 
+void OutputGradients::read(const States& states, int64_t i, TensorView into) const {
+  const Tensor stored = ex_.alloc(dtype_, into.shape);
+  states.get(i * length_, (i + 1) * length_, stored);
+  cast(ex_, stored, into);
+}
+
+void OutputGradients::write(ConstTensorView from, States& states, int64_t i) const {
+  Tensor stored = ex_.alloc(dtype_, from.shape);
+  cast(ex_, from, stored);
+  states.put(i, std::move(stored));
+}
+
 void OutputGradients::forward(const Job& job) {
   for (int64_t i = 0; i < windows_; ++i) {
     const std::span<const int32_t> ids(job.windows->ids.data() + begin_of(i), static_cast<size_t>(length_));
     at_[0]->put(i, embed_rows(ex_, ckpt_, ids, dtype_));
   }
-  const Tensor room = ex_.alloc(dtype_, {length_, spec_.hidden});
   for (int64_t l = 0; l < spec_.layers; ++l) {
     const BlockWeights weights = weights_of(l);
     BlockTape tape(ex_, spec_, l, 1, length_);
     for (int64_t i = 0; i < windows_; ++i) {
-      at_[static_cast<size_t>(l)]->get(i * length_, (i + 1) * length_, room);
-      cast(ex_, room, tape.states(1));
+      read(*at_[static_cast<size_t>(l)], i, tape.states(1));
       tape.run(weights, ropes_, 1);
-      cast(ex_, tape.states(1), room);
-      at_[static_cast<size_t>(l) + 1]->put(i, room.view());
+      write(tape.states(1), *at_[static_cast<size_t>(l) + 1], i);
     }
     tell(job, 1);
   }
@@ -117,18 +125,15 @@ void OutputGradients::forward(const Job& job) {
 void OutputGradients::through_the_head(const Job& job) {
   Ends ends = load_final_norm(ex_, ckpt_, DType::f32);
   const NamedLinear matrix = ends_of(spec_).back();
-  Tensor head = ckpt_.packed(matrix.name) ? upload_as(ex_, ckpt_.values(matrix), DType::f32)
-                                          : upload_stored(ex_, ckpt_.store, spec_.tied() ? spec_.embed : spec_.lm_head,
-                                                          {spec_.vocab, spec_.hidden}, DType::f32);
+  Tensor head = ckpt_.packed(matrix.name)
+                    ? upload_as(ex_, ckpt_.values(matrix), DType::f32)
+                    : upload_stored(ex_, ckpt_.store, spec_.lm_head, {spec_.vocab, spec_.hidden}, DType::f32);
   const ConstTensorView table = head.view();
   ends.lm_head = DenseLinear{.weight = std::move(head), .bias = {}};
-  const Tensor room = ex_.alloc(dtype_, {length_, spec_.hidden});
   const Tensor x = ex_.alloc(DType::f32, {length_, spec_.hidden}), dx = ex_.alloc(DType::f32, x.shape());
   const int64_t some = std::min(length_, logit_rows_at_once(ex_, spec_.vocab));
-  States& last = *at_.back();
   for (int64_t i = 0; i < windows_; ++i) {
-    last.get(i * length_, (i + 1) * length_, room);
-    cast(ex_, room, x);
+    read(*at_.back(), i, x);
     for (int64_t r = 0; r < length_; r += some) {
       const int64_t end = std::min(length_, r + some);
       const TensorView rows = x.view().row_range(r, end), d = dx.view().row_range(r, end);
@@ -137,28 +142,27 @@ void OutputGradients::through_the_head(const Job& job) {
       matmul(ex_, {.a = mat<float>(g), .b = mat<float>(table), .c = mat<float>(d)});
       rms_norm_grad(ex_, rows, ends.final_norm, spec_.final_norm_eps, weight_offset(spec_.final_norm_kind), d, 0.f, d);
     }
-    cast(ex_, dx, room);
-    last.put(i, room.view());
+    write(dx, *at_.back(), i);
   }
 }
 
+void OutputGradients::back(BlockTape& tape, const BlockWeights& weights, const States& behind, int64_t i,
+                           TensorView grad, const BlockTape::ShowOutputs& show) const {
+  tape.record(weights, ropes_, 1);
+  read(behind, i, grad);
+  tape.backward_through(weights, grad, show);
+}
+
 void OutputGradients::backward(const Job& job) {
-  const Tensor room = ex_.alloc(dtype_, {length_, spec_.hidden});
   const Tensor grad = ex_.alloc(DType::f32, {length_, spec_.hidden});
   for (int64_t l = spec_.layers - 1; l > job.first; --l) {
     const BlockWeights weights = weights_of(l);
     BlockTape tape(ex_, spec_, l, 1, length_);
-    States &in = *at_[static_cast<size_t>(l)], &out = *at_[static_cast<size_t>(l) + 1];
+    States& in = *at_[static_cast<size_t>(l)];
     for (int64_t i = 0; i < windows_; ++i) {
-      const int64_t begin = i * length_, end = begin + length_;
-      in.get(begin, end, room);
-      cast(ex_, room, tape.states(1));
-      tape.record(weights, ropes_, 1);
-      out.get(begin, end, room);
-      cast(ex_, room, grad);
-      tape.backward_through(weights, grad, nullptr);
-      cast(ex_, grad, room);
-      in.put(i, room.view());
+      read(in, i, tape.states(1));
+      back(tape, weights, *at_[static_cast<size_t>(l) + 1], i, grad, nullptr);
+      write(grad, in, i);
     }
     tell(job, 3);
   }
@@ -173,16 +177,13 @@ std::map<std::string, OutputCurvature> OutputGradients::of(int64_t layer, const 
   for (const BlockOp& op : spec_.block(layer))
     for (const LinearDef& l : linears_of(op)) sums.emplace(l.name, Curved(ex_, l.out_features));
   {
-    const Tensor room = ex_.alloc(dtype_, {length_, spec_.hidden});
+    const Tensor stored = ex_.alloc(dtype_, {length_, spec_.hidden});
     const Tensor grad = ex_.alloc(DType::f32, {length_, spec_.hidden});
     BlockTape tape(ex_, spec_, layer, 1, length_);
     for (int64_t i = 0; i < windows_; ++i) {
-      entering(begin_of(i), begin_of(i) + length_, room);
-      cast(ex_, room, tape.states(1));
-      tape.record(weights, ropes_, 1);
-      behind->get(i * length_, (i + 1) * length_, room);
-      cast(ex_, room, grad);
-      tape.backward_through(weights, grad, [&](const LinearDef& l, ConstTensorView g) { sums.at(l.name).add(g); });
+      entering(begin_of(i), begin_of(i) + length_, stored);
+      cast(ex_, stored, tape.states(1));
+      back(tape, weights, *behind, i, grad, [&](const LinearDef& l, ConstTensorView g) { sums.at(l.name).add(g); });
     }
   }
   behind.reset();
@@ -197,10 +198,11 @@ int64_t curvature_bytes(const ModelSpec& spec, const std::vector<BlockOp>& ops, 
   for (int s = 1; s < kSlots; ++s) features += 4 * slot_features(spec, ops, static_cast<Slot>(s));
   for (const BlockOp& op : ops) {
     if (std::holds_alternative<Attention>(op)) heads = 1;
-    for (const LinearDef& l : linears_of(op)) sums += OutputCurvature::bytes(l.out_features);
-    for (const LinearDef& l : linears_of(op))
+    for (const LinearDef& l : linears_of(op)) {
+      sums += OutputCurvature::bytes(l.out_features);
       if (OutputCurvature::sets_of(l.out_features) > 1)
         widest = std::max(widest, OutputCurvature::rows_of(l.out_features, 0));
+    }
   }
   return sums + 4 * length * (features + widest) + heads * 8 * length * length;
 }

@@ -8,8 +8,8 @@
 #include <string>
 
 #include "src/calib/states.h"
+#include "src/quant/loop/learn/block_tape.h"
 #include "src/quant/output_curvature.h"
-#include "src/run/block.h"
 #include "src/text/corpus.h"
 
 namespace fewbit {
@@ -45,6 +45,12 @@ class OutputGradients {
 
  private:
   int64_t begin_of(int64_t i) const { return i * all_ / windows_ * length_; }  // token of all, of window i of the walk
+  // Window i of states in f32, and back.
+  void read(const States&, int64_t i, TensorView into) const;
+  void write(ConstTensorView from, States&, int64_t i) const;
+  // From the states in the tape and the gradients behind the block to those in front of it, in `grad`.
+  void back(BlockTape&, const BlockWeights&, const States& behind, int64_t i, TensorView grad,
+            const BlockTape::ShowOutputs&) const;
   void forward(const Job&);
   void through_the_head(const Job&);
   void backward(const Job&);
