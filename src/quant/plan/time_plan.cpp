@@ -1,11 +1,13 @@
 #include "src/quant/plan/time_plan.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "src/calib/cuts.h"
 #include "src/model/absorb.h"
 #include "src/quant/loop/curvature/output_gradients.h"
 #include "src/quant/loop/learn/learned_rounding.h"
+#include "src/quant/methods/coupled_rows.h"
 #include "src/quant/plan/disk_plan.h"
 #include "src/quant/plan/plan_ends.h"
 #include "src/quant/plan/rates/rates.h"
@@ -17,7 +19,6 @@ namespace {
 // Experts in lanes are so many times as fast as one after the other: what a lane waits for is launches, which the
 // driver takes one at a time.
 constexpr double kLanesTogether = 2.5;
-constexpr double kF32Slower = 8;             // than bf16 where a machine multiplies that, about
 constexpr int64_t kTransformTokens = 65536;  // that block_transforms.cpp looks at, at most
 
 // Seconds of a run by phase, block for block.
@@ -30,7 +31,8 @@ class Times {
         chunks_(chunks),
         elem_(bytes_of(dtype)),
         rates_(rates),
-        streams_(has(plan.needs, Needs::cross) ? 2 : 1) {}
+        streams_(has(plan.needs, Needs::cross) ? 2 : 1),
+        curves_(weighs_outputs(plan)) {}
 
   TimePlan all() {
     for (int64_t layer = 0; layer < spec_.layers; ++layer) {
@@ -152,7 +154,8 @@ class Times {
     const LinearRates& r = rates_.linears.at(rate_key(p));
     const double rows = wide(p.linear.out);
     const int64_t in = p.linear.in;
-    const double quantizing = rows * r.row.at(in) + r.system.at(in) + (first ? r.factor.at(in) : 0);
+    const double times = p.recipe.weighs_outputs ? wide(kCoupledSteps) : 1;  // that few rows are coded
+    const double quantizing = rows * r.row.at(in) + times * r.system.at(in) + (first ? r.factor.at(in) : 0);
     const double measuring = rows * r.measure.at(in);
     t_.phases["quantize"] += in_lane ? (quantizing + measuring) / kLanesTogether : quantizing;
     if (!in_lane) t_.phases["measure"] += measuring;
@@ -161,13 +164,13 @@ class Times {
 
   // Windows of the unquantized stream forward, and twice forward and back, all in f32.
   void curve(int64_t layer) {
-    if (!weighs_outputs(plan_)) return;
-    const int64_t tokens = curvature_tokens(chunks_.windows, chunks_.length);
-    const std::vector<BlockOp>& ops = spec_.block(layer);
-    double s = 7 * forward_seconds(rates_, spec_.kind(layer), 0, ops.size(), tokens) * (elem_ == 4 ? 1 : kF32Slower);
+    if (!curves_) return;
+    const double tokens = wide(curvature_tokens(chunks_.windows, chunks_.length));
+    const std::vector<double>& ops = rates_.op_f32.at(static_cast<size_t>(spec_.kind(layer)));
+    double s = 7 * tokens * std::accumulate(ops.begin(), ops.end(), 0.0);
     if (weighs_outputs(plan_, layer))
-      for (const BlockOp& op : ops)
-        for (const LinearDef& l : linears_of(op)) s += wide(tokens) * rates_.gram.at(l.out_features);
+      for (const BlockOp& op : spec_.block(layer))
+        for (const LinearDef& l : linears_of(op)) s += tokens * rates_.gram.at(l.out_features);
     t_.phases["curvature"] += s;
   }
 
@@ -240,6 +243,7 @@ class Times {
   double sealing_ = 0, filling_ = 0;  // seconds of the blocks' files, and of OUT's while blocks are computed
   double ahead_ = 0;                  // of weights that come while the block before theirs is computed
   int64_t streams_;
+  bool curves_;
   TimePlan t_{};
 };
 

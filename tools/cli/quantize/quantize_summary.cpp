@@ -27,6 +27,18 @@ std::string cut_short_line(const QuantReport& r) {
                      cut, learning, fewest, kLearningSteps);
 }
 
+// Counts the linears that were to be coded by the curvature of their outputs and could not be; "" where all were.
+std::string uncoupled_line(const QuantReport& r) {
+  const auto n = std::count_if(r.linears.begin(), r.linears.end(), [](const LinearRecord& l) {
+    return !l.coupled && !l.lossless && l.recipe.find("curvature=on") != std::string::npos;
+  });
+  if (n == 0) return "";
+  return fmt::format(
+      "curvature=on: the gradients at the outputs of {} linears were zero or not finite, or their sums could "
+      "not be factored; each of their outputs counts by itself\n",
+      n);
+}
+
 // Names the experts that saw too few tokens, as many as fit on a line; "" where there are none.
 std::string starved_line(const QuantReport& r) {
   constexpr int kNamed = 8;
@@ -92,6 +104,7 @@ std::string summary_of(const QuantReport& r) {
     s += fmt::format("scales of an FP8 cache for {} layers; use it with --kv-cache fp8\n", r.kv_scales.size());
   if (const auto n = std::count_if(r.linears.begin(), r.linears.end(), [](const LinearRecord& l) { return l.learned; }))
     s += fmt::format("rounding learned in {} linears\n", n);
+  s += uncoupled_line(r);
   s += cut_short_line(r);
   if (const auto n =
           std::count_if(r.linears.begin(), r.linears.end(), [](const LinearRecord& l) { return l.lossless; }))

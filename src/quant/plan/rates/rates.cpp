@@ -359,8 +359,18 @@ Rates measure_rates(Exec& ex, const Checkpoint& c, const QuantPlan& plan, const 
   std::future<ByteRates> files =
       std::async(ex.on_cuda() ? std::launch::async : std::launch::deferred, [&] { return measure_files(c, plan, o); });
   if (o.chunks.windows > 0) {
-    for (size_t kind = 0; kind < c.spec.kinds.size(); ++kind)
-      r.op.push_back(op_seconds(ex, c, static_cast<int>(kind), o));
+    const auto ops = [&](const RateOptions& options) {
+      std::vector<std::vector<double>> all;
+      for (size_t kind = 0; kind < c.spec.kinds.size(); ++kind)
+        all.push_back(op_seconds(ex, c, static_cast<int>(kind), options));
+      return all;
+    };
+    r.op = ops(o);
+    if (weighs_outputs(plan)) {
+      RateOptions wide = o;
+      wide.dtype = DType::f32;
+      r.op_f32 = ops(wide);
+    }
     measure_sums(ex, widths, crossed, o, r);
   }
   measure_linears(ex, plan, widths, crossed, o, r);

@@ -47,6 +47,7 @@ struct ByteRates {
 struct Rates {
   // By kind of block and op: seconds of the op for a token of one stream.
   std::vector<std::vector<double>> op{};
+  std::vector<std::vector<double>> op_f32{};     // the same in f32; empty where the plan has no way back to run
   Law gram{.power = 1}, cross{.power = 1};       // sums over inputs n wide: for a token
   double convert = 0;                            // a stored weight into the type that computes: for a weight
   double embed = 0;                              // a token's row of the embedding: for a feature
