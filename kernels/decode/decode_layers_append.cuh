@@ -23,24 +23,32 @@ __device__ __forceinline__ void make_head_row(const Job& job, const LayerRecord&
                                               uint32_t stamp = 0) {
   const int lane = threadIdx.x % 32, first = ((which == 0 ? 0 : job.heads + (which - 1) * job.kv_heads) + head) * D;
   const auto* from = reinterpret_cast<const unsigned short*>(job.qkv) + first;
-  float v[D / 32];
+  // Of words a lane has neighbours, so that one trip brings all of them; what the norm multiplies with is there by
+  // then.
+  constexpr int kEach = D / 32;
+  const auto at = [&](int i) { return kWords ? kEach * lane + i : lane + 32 * i; };
+  const __nv_bfloat16* norm = which < 2 ? layer.head_norm[which] : nullptr;
+  float v[kEach], of_norm[kEach] = {};
+  if (kWords && norm)
 #pragma unroll
-  for (int i = 0; i < D / 32; ++i)
-    if constexpr (kWords)
-      v[i] = await_value(job.qkv_words + first + lane + 32 * i, stamp);
-    else  // not as bf16: that overload of __ldcg is not volatile and was moved out of the loop over layers
-      v[i] = __uint_as_float(static_cast<uint32_t>(__ldcg(from + lane + 32 * i)) << 16);
-  if (which < 2 && layer.head_norm[which]) {
+    for (int i = 0; i < kEach; ++i) of_norm[i] = to_f32(norm[at(i)]);
+  if constexpr (kWords) {
+    await_values(job.qkv_words + first + kEach * lane, stamp, true, v);
+  } else {  // not as bf16: that overload of __ldcg is not volatile and was moved out of the loop over layers
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) v[i] = __uint_as_float(static_cast<uint32_t>(__ldcg(from + at(i))) << 16);
+  }
+  if (norm) {
     float squares = 0;
 #pragma unroll
-    for (int i = 0; i < D / 32; ++i) squares = fmaf(v[i], v[i], squares);
-    const float inv = 1.f / sqrtf(warp_sum(squares) / D + job.head_eps);
+    for (int i = 0; i < kEach; ++i) squares = fmaf(v[i], v[i], squares);
+    const float mean = warp_sum(squares) / D + job.head_eps, inv = kWords ? rsqrtf(mean) : 1.f / sqrtf(mean);
 #pragma unroll
-    for (int i = 0; i < D / 32; ++i)
-      v[i] = rounded(v[i] * inv * (to_f32(layer.head_norm[which][lane + 32 * i]) + job.weight_offset));
+    for (int i = 0; i < kEach; ++i)
+      v[i] = rounded(v[i] * inv * ((kWords ? of_norm[i] : to_f32(norm[at(i)])) + job.weight_offset));
   }
 #pragma unroll
-  for (int i = 0; i < D / 32; ++i) row[lane + 32 * i] = __float2bfloat16_rn(v[i]);
+  for (int i = 0; i < kEach; ++i) row[at(i)] = __float2bfloat16_rn(v[i]);
   __syncwarp();
   if (which == 2) return;
   turn_head(row, row, angles, job.rope_pairs, lane);

@@ -115,30 +115,48 @@ struct LaneSoftmax {
   }
 };
 
-// Goes through the block's keys, kRoundKeys a round. Returns the factor that all values share.
+// A key and its value, as much of them as a lane works on.
+template <int D, class C>
+struct KeyRows {
+  static constexpr int kN = D / kKeyLanes;
+  RowSegment<kN, C> k, v;
+
+  __device__ __forceinline__ void load(const Job& job, const LayerRecord& layer, int kv_head, int key) {
+    const int offset = threadIdx.x % kKeyLanes * kN;
+    k.load(cache_row<C>(job, layer.k, kv_head, key, D) + offset);
+    v.load(cache_row<C>(job, layer.v, kv_head, key, D) + offset);
+  }
+};
+// The first key of this lane's warp, and of this lane.
+__device__ __forceinline__ int first_key(const AttentionRange& own) {
+  return own.begin + static_cast<int>(threadIdx.x) / 32 * kWarpKeys;
+}
+__device__ __forceinline__ int lane_key(const AttentionRange& own, int base) {
+  return min(base + static_cast<int>(threadIdx.x) % 32 / kKeyLanes, own.end - 1);
+}
+
+// Goes through the block's keys, kRoundKeys a round. Returns the factor that all values share. `rows`: of the first
+// round, if they are there.
 template <int D, int H, class C>
 __device__ __forceinline__ float attend_keys(const Job& job, const LayerRecord& layer, const AttentionRange& own,
-                                             const AttentionShared<D, H>& space, LaneSoftmax<D, H>& state) {
+                                             const AttentionShared<D, H>& space, LaneSoftmax<D, H>& state,
+                                             KeyRows<D, C>& rows, bool there) {
   constexpr int kN = LaneSoftmax<D, H>::kN;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, kv_head = own.kv_head;
+  const int lane = threadIdx.x % 32, kv_head = own.kv_head;
   const int offset = lane % kKeyLanes * kN, key_lane = lane / kKeyLanes;
   const int64_t scales_at = kTokenScales<C> ? kv_head * job.capacity : kv_head;
   float factor = job.score_scale * kLog2e, value_factor = 1.f;
   if constexpr (kIsCode<C> && !kTokenScales<C>)
     factor *= layer.k_scales[scales_at], value_factor = layer.v_scales[scales_at];
   // A round's rows are asked for before the round before is worked on.
-  const auto key_of = [&](int base) { return min(base + key_lane, own.end - 1); };
-  const auto row_of = [&](const void* cache, int key) { return cache_row<C>(job, cache, kv_head, key, D) + offset; };
-  using Row = RowSegment<kN, C>;
-  int base = own.begin + warp * kWarpKeys;
-  Row k, v;
-  if (base < own.end) k.load(row_of(layer.k, key_of(base))), v.load(row_of(layer.v, key_of(base)));
+  int base = first_key(own);
+  if (!there && base < own.end) rows.load(job, layer, kv_head, lane_key(own, base));
 #pragma unroll 1
   for (; base < own.end; base += kRoundKeys) {
     const bool valid = base + key_lane < own.end;
-    const int key = key_of(base), next = base + kRoundKeys;
-    Row next_k, next_v;
-    if (next < own.end) next_k.load(row_of(layer.k, key_of(next))), next_v.load(row_of(layer.v, key_of(next)));
+    const int key = lane_key(own, base), next = base + kRoundKeys;
+    KeyRows<D, C> next_rows;
+    if (next < own.end) next_rows.load(job, layer, kv_head, lane_key(own, next));
     float own_factor = factor, value_scale = 1.f;
     if constexpr (kTokenScales<C>) {
       own_factor *= layer.k_scales[scales_at + key];
@@ -150,11 +168,11 @@ __device__ __forceinline__ float attend_keys(const Job& job, const LayerRecord& 
       q.load(space.rows[h] + offset);
       float s = 0;
 #pragma unroll
-      for (int i = 0; i < kN; ++i) s = fmaf(q[i], k[i], s);
+      for (int i = 0; i < kN; ++i) s = fmaf(q[i], rows.k[i], s);
       s = warp_reduce(s, Sum{}, kKeyLanes);
-      state.add(h, valid ? s * own_factor : -INFINITY, v, value_scale);
+      state.add(h, valid ? s * own_factor : -INFINITY, rows.v, value_scale);
     }
-    k = next_k, v = next_v;
+    rows = next_rows;
   }
   return value_factor;
 }
@@ -250,7 +268,8 @@ __device__ __forceinline__ void store_attended(const Job& job, const AttentionSh
     float sum = 0, all = 0;
 #pragma unroll
     for (int w = 0; w < kConsumerWarps; ++w) sum += space.o[w][e / D][e % D], all += space.l[w][e / D];
-    put_attended<kWords>(job, own.head0 * D + e, sum * value_factor / all, stamp);
+    put_attended<kWords>(job, own.head0 * D + e,
+                         kWords ? __fdividef(sum * value_factor, all) : sum * value_factor / all, stamp);
   }
 }
 
@@ -289,52 +308,49 @@ __device__ __forceinline__ void merge_splits(const Job& job, const AttentionRang
 }
 
 // Of a mixture: hands the block's sums to the other splits of its head set in words under `stamp`, and merges a part of
-// the outputs of all of them, in the order of the keys.
+// the outputs of all of them. Neighbouring lanes look at an output's splits side by side: one trip for all of them, if
+// there are no more.
 template <int D, int H>
 __device__ __forceinline__ void share_splits(const Job& job, const AttentionShared<D, H>& space,
                                              const AttentionRange& own, const float (&top)[H], float value_factor,
                                              uint32_t stamp) {
   uint64_t* outputs = job.split_words + static_cast<int64_t>(blockIdx.x) * H * D;
   for (int e = threadIdx.x; e < own.heads * D; e += kConsumerThreads) {
-    float sum = 0;
+    float sum = 0, all = 0, biggest = top[0];
 #pragma unroll
-    for (int w = 0; w < kConsumerWarps; ++w) sum += space.o[w][e / D][e % D];
+    for (int w = 0; w < kConsumerWarps; ++w) sum += space.o[w][e / D][e % D], all += space.l[w][e / D];
+#pragma unroll
+    for (int h = 1; h < H; ++h) biggest = e / D == h ? top[h] : biggest;
     put_float(outputs + e, sum * value_factor, stamp);
+    if (e % D > 0) continue;
+    uint64_t* ml = job.split_ml_words + 2 * (blockIdx.x * H + e / D);
+    put_float(ml, biggest, stamp), put_float(ml + 1, all, stamp);
   }
-  if (threadIdx.x < H) {
-    const float2 state = head_state(space, top);
-    uint64_t* ml = job.split_ml_words + 2 * (blockIdx.x * H + threadIdx.x);
-    put_float(ml, state.x, stamp), put_float(ml + 1, state.y, stamp);
-  }
+  constexpr int kSplitLanes = 8;
   const int begin = own.heads * D * own.split / own.splits, end = own.heads * D * (own.split + 1) / own.splits;
-  for (int e = begin + static_cast<int>(threadIdx.x); e < end; e += kConsumerThreads) {
-    const int64_t row = static_cast<int64_t>(own.set) * job.key_splits * H;
-    const uint64_t* ml = job.split_ml_words + 2 * (row + e / D);
-    const uint64_t* from = job.split_words + row * D + e;
-    float most = -INFINITY, all = 0, sum = 0;
-    constexpr int kTogether = 4;
+  const int row = own.set * job.key_splits * H, lane = threadIdx.x % 32;
 #pragma unroll 1
-    for (int first = 0; first < own.splits; first += kTogether) {
-      const int count = own.splits - first;
-      float m[kTogether], l[kTogether], outs[kTogether];
-#pragma unroll
-      for (int s = 0; s < kTogether; ++s) m[s] = -INFINITY, l[s] = 0, outs[s] = 0;
-      await_floats(from + static_cast<int64_t>(first) * H * D, H * D, count, stamp, outs);
-      await_floats(ml + 2 * first * H, 2 * H, count, stamp, m);
-      await_floats(ml + 2 * first * H + 1, 2 * H, count, stamp, l);
-      float top_now = most;
-#pragma unroll
-      for (int s = 0; s < kTogether; ++s) top_now = fmaxf(top_now, m[s]);
-      const float about = top_now == -INFINITY ? 0.f : top_now, keep = exp2_fast(most - about);
-      most = top_now, all *= keep, sum *= keep;
-#pragma unroll
-      for (int s = 0; s < kTogether; ++s) {
-        const float weight = exp2_fast(m[s] - about);
-        all = fmaf(weight, l[s], all);
-        sum = fmaf(weight, outs[s], sum);
-      }
+  for (int e = begin + static_cast<int>(threadIdx.x) / kSplitLanes; e - lane / kSplitLanes < end;
+       e += kConsumerThreads / kSplitLanes) {  // whole warps
+    float most = -INFINITY, all = 0, sum = 0;
+#pragma unroll 1
+    for (int split = 0; split < own.splits; split += kSplitLanes) {
+      const int of = row + (split + lane % kSplitLanes) * H;
+      const bool there = split + lane % kSplitLanes < own.splits && e < end;
+      float2 ml;
+      float out = await_float_and_two(job.split_words + static_cast<int64_t>(of) * D + e,
+                                      job.split_ml_words + 2 * (of + e / D), stamp, there, ml);
+      if (!there) out = 0, ml = {-INFINITY, 0};
+      const float highest = fmaxf(most, ml.x), about = highest == -INFINITY ? 0.f : highest;
+      const float keep = exp2_fast(most - about), weight = exp2_fast(ml.x - about);
+      most = highest, all = fmaf(weight, ml.y, all * keep), sum = fmaf(weight, out, sum * keep);
     }
-    put_value(job.attended_words + own.head0 * D + e, rounded(sum / all), stamp);
+    const float highest = warp_reduce(most, Max{}, kSplitLanes);
+    const float weight = exp2_fast(most - (highest == -INFINITY ? 0.f : highest));
+    all = warp_reduce(all * weight, Sum{}, kSplitLanes);
+    sum = warp_reduce(sum * weight, Sum{}, kSplitLanes);
+    if (e < end && lane % kSplitLanes == 0)
+      put_value(job.attended_words + own.head0 * D + e, rounded(__fdividef(sum, all)), stamp);
   }
 }
 
@@ -347,6 +363,11 @@ __device__ __forceinline__ void attend(const Job& job, const LayerRecord& layer,
   __shared__ bool last;
   // A row a warp: the queries and, where the block has the new token, its key and value, which also go to the cache.
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, kv_head = own.kv_head;
+  // Of a mixture the first keys are under way meanwhile, where none of them is the new one.
+  KeyRows<D, C> first;
+  const int base = first_key(own);
+  const bool early = kWords && base + kWarpKeys <= (own.has_new ? own.position : own.end);
+  if (early) first.load(job, layer, kv_head, lane_key(own, base));
   if (warp < (own.has_new ? H + 2 : H)) {
     const int which = warp < H ? 0 : warp - H + 1;
     __nv_bfloat16* row = space.rows[warp];
@@ -361,12 +382,12 @@ __device__ __forceinline__ void attend(const Job& job, const LayerRecord& layer,
   }
   consumer_sync();
   LaneSoftmax<D, H> state;
-  const float value_factor = attend_keys<D, H, C>(job, layer, own, space, state);
+  const float value_factor = attend_keys<D, H, C>(job, layer, own, space, state, first, early);
   float top[H];
   merge_lanes<D, H>(space, state, top);
   if constexpr (kWords)
     if (own.splits > 1) return share_splits<D, H>(job, space, own, top, value_factor, stamp);
-  if (own.splits == 1) return store_attended<D, H, kWords>(job, space, own, value_factor, stamp);
+  if (kWords || own.splits == 1) return store_attended<D, H, kWords>(job, space, own, value_factor, stamp);
   store_split<D, H>(job, space, top, value_factor);
   consumer_sync();
   if (threadIdx.x == 0) last = arrives_last(job.counters + 2 + own.set, static_cast<uint32_t>(own.splits));

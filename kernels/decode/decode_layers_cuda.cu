@@ -138,6 +138,7 @@ void set_products(Job& job, const DecodeLayer& l, const DecodeForm& form, const 
   job.product[kGateUp].n_tiles *= form.top_k;
   job.product[kDown].k_tiles *= form.top_k;
   job.slots_of_value = 1.f / static_cast<float>(inner);
+  job.per_hidden = 1.f / static_cast<float>(hidden);
   job.renormalise = form.renormalise;
   job.route_scale = form.scaling;
 }
@@ -146,7 +147,10 @@ void set_products(Job& job, const DecodeLayer& l, const DecodeForm& form, const 
 bool plan_shared(LaunchPlan& plan, const WeightKind& kind, int64_t head_dim, size_t most) {
   Job& job = plan.job;
   int k_tiles = 0;  // of an input that a block holds, at most
-  for (const ProductShape& p : job.product) k_tiles = std::max(k_tiles, (p.k_tiles + kKSplits - 1) / kKSplits);
+  for (int p = 0; p < kProducts; ++p) {
+    const int splits = job.experts > 0 && (p == kQkv || p == kGateUp) ? 1 : kKSplits;
+    k_tiles = std::max(k_tiles, (job.product[p].k_tiles + splits - 1) / splits);
+  }
   job.input_bytes = k_tiles * kind.input_bytes;
   const size_t product = static_cast<size_t>(job.input_bytes) + sizeof(float) * kExchangeOutputs * kConsumerWarps +
                          static_cast<size_t>(k_tiles) * kind.group_bytes;
@@ -154,7 +158,7 @@ bool plan_shared(LaunchPlan& plan, const WeightKind& kind, int64_t head_dim, siz
   size_t fixed =
       job.work_bytes + static_cast<size_t>(plan.record_bytes) * job.count + 4 * static_cast<size_t>(head_dim);
   if (job.experts > 0)
-    fixed += 16 + sizeof(MixtureShared) + 4 * static_cast<size_t>(job.experts + 3) +
+    fixed += 16 + sizeof(MixtureShared) + 8 * static_cast<size_t>(job.experts + 7) +
              sizeof(Weight) * kExpertWeights * static_cast<size_t>(job.experts);
   for (job.stages = kMaxStages; job.stages >= kMinStages; --job.stages) {
     plan.shared = fixed + static_cast<size_t>(kConsumerWarps) * job.stages * kind.stage_bytes;

@@ -33,66 +33,81 @@ __device__ __forceinline__ float consumer_sum(float x, float* shared) {
   return warp_reduce(shared[threadIdx.x % kConsumerWarps], Sum{}, kConsumerWarps);
 }
 
+// The same in fewer steps, in another order. `shared` on a line of 16 bytes.
+__device__ __forceinline__ float consumer_sum_at_once(float x, float* shared) {
+  x = warp_sum(x);
+  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
+  consumer_sync();
+  static_assert(kConsumerWarps == 8);
+  const float4 a = *reinterpret_cast<const float4*>(shared), b = *reinterpret_cast<const float4*>(shared + 4);
+  return ((a.x + a.y) + (a.z + a.w)) + ((b.x + b.y) + (b.z + b.w));
+}
+
 // A value of bf16 with the low half of a stamp, for those who wait for it (decode_layers_mixture.cuh).
 __device__ __forceinline__ void put_value(uint32_t* to, float value, uint32_t stamp) {
   asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(__float_as_uint(value) | (stamp & 0xffff))
                : "memory");
 }
-__device__ __forceinline__ float await_value(const uint32_t* from, uint32_t stamp) {
-  uint32_t word;
-  do {
-    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(word) : "l"(from) : "memory");
-  } while (((word ^ stamp) & 0xffff) != 0);
-  return __uint_as_float(word & 0xffff0000u);
-}
 // silu(gate) * up, rounded where the ops round.
 __device__ __forceinline__ float gated(float gate, float up) {
   return rounded(__fdividef(gate, 1.f + __expf(-gate)) * up);
 }
-// Eight neighbours. Between two looks a warp sleeps: what others are about to write waits behind the looking.
-__device__ __forceinline__ void await_values(const uint32_t* from, uint32_t stamp, float (&v)[8]) {
-  constexpr int kNap = 50;  // ns
-  uint32_t w[8], other;
+// The waits below are those of whole warps, which look together: lanes that went on by themselves would each load
+// again, and what follows would run for a few of them at a time. A lane that does not `need` its words gets anything.
+//
+// kN neighbours of such words, a multiple of four. Between two looks a warp sleeps: what others are about to write
+// waits behind the looking.
+template <int kN>
+__device__ __forceinline__ void await_values(const uint32_t* from, uint32_t stamp, bool need, float (&v)[kN]) {
+  constexpr int kNap = 20;  // ns
+  uint32_t w[kN] = {};
   while (true) {
+    uint32_t other = 0;
+    if (need) {
 #pragma unroll
-    for (int i = 0; i < 8; i += 4)
-      asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(w[i]), "=r"(w[i + 1]), "=r"(w[i + 2]), "=r"(w[i + 3])
-                   : "l"(from + i)
-                   : "memory");
-    other = 0;
+      for (int i = 0; i < kN; i += 4)
+        asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(w[i]), "=r"(w[i + 1]), "=r"(w[i + 2]), "=r"(w[i + 3])
+                     : "l"(from + i)
+                     : "memory");
 #pragma unroll
-    for (int i = 0; i < 8; ++i) other |= w[i] ^ stamp;
-    if ((other & 0xffff) == 0) break;
+      for (int i = 0; i < kN; ++i) other |= w[i] ^ stamp;
+    }
+    if (!__any_sync(0xffffffffu, (other & 0xffff) != 0)) break;
     __nanosleep(kNap);
   }
 #pragma unroll
-  for (int i = 0; i < 8; ++i) v[i] = __uint_as_float(w[i] & 0xffff0000u);
+  for (int i = 0; i < kN; ++i) v[i] = __uint_as_float(w[i] & 0xffff0000u);
 }
 // A float with a stamp above it.
 __device__ __forceinline__ void put_float(uint64_t* to, float value, uint32_t stamp) {
   const uint64_t word = static_cast<uint64_t>(stamp) << 32 | __float_as_uint(value);
   asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(word) : "memory");
 }
-// kN of them, `stride` apart; those from `count` on are not read and stay as they are.
-template <int kN>
-__device__ __forceinline__ void await_floats(const uint64_t* from, int stride, int count, uint32_t stamp,
-                                             float (&v)[kN]) {
+__device__ __forceinline__ float await_float(const uint64_t* from, uint32_t stamp, bool need) {
+  uint64_t word = 0;
   bool there;
   do {
-    there = true;
-    uint64_t word[kN] = {};
-#pragma unroll
-    for (int i = 0; i < kN; ++i)
-      if (i < count)
-        asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word[i]) : "l"(from + i * stride) : "memory");
-#pragma unroll
-    for (int i = 0; i < kN; ++i)
-      if (i < count) {
-        there = there && static_cast<uint32_t>(word[i] >> 32) == stamp;
-        v[i] = __uint_as_float(static_cast<uint32_t>(word[i]));
-      }
-  } while (!there);
+    if (need) asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(from) : "memory");
+    there = !need || static_cast<uint32_t>(word >> 32) == stamp;
+  } while (!__all_sync(0xffffffffu, there));
+  return __uint_as_float(static_cast<uint32_t>(word));
+}
+// One of them, and two neighbours of another place, in one trip.
+__device__ __forceinline__ float await_float_and_two(const uint64_t* from, const uint64_t* two, uint32_t stamp,
+                                                     bool need, float2& of_two) {
+  uint64_t one = 0, first = 0, second = 0;
+  bool there;
+  do {
+    if (need) {
+      asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(one) : "l"(from) : "memory");
+      asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(first), "=l"(second) : "l"(two) : "memory");
+    }
+    there = !need || (static_cast<uint32_t>(one >> 32) == stamp && static_cast<uint32_t>(first >> 32) == stamp &&
+                      static_cast<uint32_t>(second >> 32) == stamp);
+  } while (!__all_sync(0xffffffffu, there));
+  of_two = {__uint_as_float(static_cast<uint32_t>(first)), __uint_as_float(static_cast<uint32_t>(second))};
+  return __uint_as_float(static_cast<uint32_t>(one));
 }
 
 // Shared memory for the input of a product.

@@ -53,26 +53,27 @@ struct ProductShape {
 // The tiles of a product that a block works on.
 struct WorkRange {
   int k0, k_count;       // k tiles
-  int n_begin, n_count;  // n tiles n_begin, n_begin + clusters, ...
-  // Of a mixture's gate and up: a cluster has both n tiles of a pair, so that it can apply the activation. Every second
-  // round of pairs goes through the clusters from the last on: the first ones have the products of few n tiles too.
-  int paired, clusters;
+  int n_begin, n_count;  // n tiles n_begin, n_begin + n_step, ...
+  int n_step;
+  int paired;  // of a mixture: those are pairs of n tiles
 
   // Of a mixture: the range's n tile of that number.
   __device__ __forceinline__ int tile(int nth) const {
-    if (!paired) return n_begin + nth * clusters;
-    const int round = nth / 2;
-    return 2 * (round * clusters + (round % 2 == 0 ? n_begin : clusters - 1 - n_begin)) + nth % 2;
+    return paired ? 2 * (n_begin + (nth >> 1) * n_step) + (nth & 1) : n_begin + nth * n_step;
   }
-  __device__ void set_pairs(const ProductShape& shape, int k_split, int cluster, int of_clusters) {
-    set(shape, k_split, cluster, of_clusters);
-    paired = 1;
-    const int pairs = shape.n_tiles / 2, rounds = pairs / of_clusters;
-    const int place = rounds % 2 == 0 ? cluster : of_clusters - 1 - cluster;
-    n_count = 2 * (rounds + (place < pairs % of_clusters ? 1 : 0));
+  // Of a mixture, for a block. Sums of q, k, v, gates and ups need no exchange: a block has all of k, and both n tiles
+  // of a gate and its up, so that it can apply the activation.
+  __device__ void set_mixture(int product, const ProductShape& shape, int block, int blocks) {
+    if (product == kOut || product == kDown) return set(shape, block % kKSplits, block / kKSplits, blocks / kKSplits);
+    paired = product == kGateUp;
+    const int all = paired ? shape.n_tiles / 2 : shape.n_tiles;
+    k0 = 0, k_count = shape.k_tiles;
+    n_begin = block, n_step = blocks;
+    n_count = n_begin < all ? (all - n_begin + blocks - 1) / blocks : 0;
+    if (paired) n_count *= 2;
   }
   __device__ void set(const ProductShape& shape, int k_split, int cluster, int of_clusters) {
-    paired = 0, clusters = of_clusters;
+    paired = 0, n_step = of_clusters;
     k0 = k_split * shape.k_tiles / kKSplits;
     k_count = (k_split + 1) * shape.k_tiles / kKSplits - k0;
     n_begin = cluster;
@@ -118,6 +119,7 @@ struct Job {
   int experts, top_k;
   int expert_k_tiles;    // of down
   float slots_of_value;  // 1 / inner
+  float per_hidden;      // 1 / hidden
   bool renormalise;
   float route_scale;
   uint64_t* logits;                        // [experts]: f32, above it its stamp

@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1) decode_layers_kernel(const _
   // one more pass.
   extern __shared__ __align__(128) uint8_t shared[];
   constexpr int kStageBytes = Weights::kStageBytes;
-  __shared__ float reduce[kConsumerWarps], max_abs[kConsumerWarps + kKSplits], own_x[kMaxOwnOutputs];
+  __shared__ alignas(16) float reduce[kConsumerWarps], max_abs[kConsumerWarps + kKSplits], own_x[kMaxOwnOutputs];
   __shared__ float sum_buffers[2 * kExchangeOutputs];
   __shared__ WorkRange ranges[kProducts];
   __shared__ uint64_t barriers[kConsumerWarps * 2 * kMaxStages], sum_barriers[2], max_barrier;
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1) decode_layers_kernel(const _
     const auto behind = static_cast<int>(reinterpret_cast<uint8_t*>(angles + D) - shared);
     mixture = reinterpret_cast<MixtureShared*>(shared + (behind + 15) / 16 * 16);
     if (threadIdx.x == 0)
-      barrier_init(&mixture->known, kArrivingLanes), barrier_init(&mixture->gated, 1), barrier_init(&mixture->open, 1);
+      barrier_init(&mixture->known, kConsumerWarps * kArrivingLanes), barrier_init(&mixture->open, 1);
   }
   for (int i = threadIdx.x; i < job.count * static_cast<int>(sizeof(Record) / 8); i += kBlockThreads)
     reinterpret_cast<uint64_t*>(layers)[i] = reinterpret_cast<const uint64_t*>(job.layers)[i];
@@ -91,10 +91,11 @@ __global__ void __launch_bounds__(kBlockThreads, 1) decode_layers_kernel(const _
   if (threadIdx.x < 2) barrier_init(sum_barriers + threadIdx.x, 1);
   if (threadIdx.x == 0) barrier_init(&max_barrier, 1);
   if (threadIdx.x < kProducts) {
-    if (Weights::kMixture && threadIdx.x == kGateUp)
-      ranges[threadIdx.x].set_pairs(job.product[threadIdx.x], k_split, cluster, clusters());
+    const ProductShape& shape = job.product[threadIdx.x];
+    if constexpr (Weights::kMixture)
+      ranges[threadIdx.x].set_mixture(threadIdx.x, shape, blockIdx.x, gridDim.x);
     else
-      ranges[threadIdx.x].set(job.product[threadIdx.x], k_split, cluster, clusters());
+      ranges[threadIdx.x].set(shape, k_split, cluster, clusters());
   }
   __syncthreads();
   cluster_sync();  // the barriers are ready in all blocks of the cluster
@@ -150,8 +151,6 @@ __global__ void __launch_bounds__(kBlockThreads, 1) decode_layers_kernel(const _
       load_input<Weights, kWhole>(job, product, range, i, epilogue.stamp, input, layer, barrier, reduce, max_abs,
                                   mixture, ranges);
       run_product<Weights>(product, range, input, consumer, cluster_sums, k_split, sums, epilogue);
-      if constexpr (Weights::kMixture)
-        if (product == kGateUp && threadIdx.x == 0) barrier_arrive(&mixture->gated);
       constexpr bool kWords = Weights::kMixture && kWhole;
       if constexpr (Weights::kMixture)
         if (product != kQkv) continue;  // all else has its stamps

@@ -25,60 +25,72 @@ __device__ __forceinline__ void fetch_table(const Job& job, const MixtureLayerRe
   cp_async_commit();
 }
 
+// Adds 1 where v >= least > 0: the carry of v - least. Of a comparison the compiler makes a longer chain.
+__device__ __forceinline__ void count_at_least(uint32_t& count, uint32_t v, uint32_t least) {
+  asm("{\n.reg .u32 rest;\nadd.cc.u32 rest, %1, %2;\naddc.u32 %0, %0, 0;\n}\n" : "+r"(count) : "r"(v), "r"(0u - least));
+}
+
+// Counts the keys of every second four from `i` to `end` that are at least `least`; returns the next `i`.
+__device__ __forceinline__ int count_before(const uint32_t* keys, int i, int end, uint32_t least,
+                                            uint32_t (&count)[4]) {
+#pragma unroll 4
+  for (; i < end; i += 8) {
+    const uint4 four = *reinterpret_cast<const uint4*>(keys + i);
+    count_at_least(count[0], four.x, least), count_at_least(count[1], four.y, least);
+    count_at_least(count[2], four.z, least), count_at_least(count[3], four.w, least);
+  }
+  return i;
+}
+
 // The experts that the logits choose, best first, and their shares: as route() does it. A NaN comes behind all numbers,
-// and makes all shares NaN. The work of one warp: a lane has every 32nd expert, as an integer in the order of its
-// logit.
-template <int kEach>
+// and makes all shares NaN. The work of all consumer warps: two lanes count how many experts come before one, by
+// integers in the order of the logits.
 __device__ __forceinline__ void choose_experts(const Job& job, uint32_t stamp, MixtureShared& mixture) {
-  constexpr int kStep = 4;
-  const int lane = threadIdx.x % 32;
+  constexpr int kLanes = 2, kWarpExperts = 32 / kLanes;
+  const int padded = MixtureShared::padded(job), lane = threadIdx.x % 32;
   float* scores = mixture.scores();
-  uint32_t keys[kEach];
-  int own = 0;  // the expert of slot `lane`
-#pragma unroll
-  for (int i = 0; i < kEach; i += kStep) {
-    if (32 * i >= job.experts) break;
-    float logits[kStep] = {};
-    await_floats(job.logits + 32 * i + lane, 32, (job.experts - 32 * i - lane + 31) / 32, stamp, logits);
-#pragma unroll
-    for (int j = 0; j < kStep; ++j) {
-      const int e = 32 * (i + j) + lane;
-      const uint32_t bits = __float_as_uint(fmaxf(logits[j], -INFINITY) + 0.f);  // of a NaN: -inf; one zero
-      keys[i + j] = e < job.experts ? bits ^ (bits >> 31 ? 0xffffffffu : 0x80000000u) : 0;
-      if (e < job.experts) scores[e] = logits[j];
-    }
-  }
-  __syncwarp();
+  uint32_t* keys = mixture.keys(job);
 #pragma unroll 1
-  for (int slot = 0; slot < job.top_k; ++slot) {
-    uint32_t best = 0;
-    int at = 0;
-#pragma unroll
-    for (int i = 0; i < kEach; i += kStep) {
-      if (32 * i >= job.experts) break;
-#pragma unroll
-      for (int j = 0; j < kStep; ++j)
-        if (keys[i + j] > best) best = keys[i + j], at = i + j;
+  for (int e = threadIdx.x; e - lane < padded; e += kConsumerThreads) {  // whole warps
+    const float logit = await_float(job.logits + e, stamp, e < job.experts);
+    uint32_t key = 0;  // behind all others
+    if (e < job.experts) {
+      const uint32_t bits = __float_as_uint(fmaxf(logit, -INFINITY) + 0.f);  // of a NaN: -inf; one zero
+      key = bits ^ (bits >> 31 ? 0xffffffffu : 0x80000000u);
+      scores[e] = logit;
     }
-    const uint32_t most = __reduce_max_sync(0xffffffffu, best);
-    const uint32_t e = __reduce_min_sync(0xffffffffu, best == most ? 32u * at + lane : 0xffffffffu);
-    if (lane == slot) own = static_cast<int>(e);
-#pragma unroll
-    for (int i = 0; i < kEach; i += kStep) {
-      if (32 * i >= job.experts) break;
-#pragma unroll
-      for (int j = 0; j < kStep; ++j)
-        if (e == static_cast<uint32_t>(32 * (i + j) + lane)) keys[i + j] = 0;
-    }
+    if (e < padded) keys[e] = key;
   }
-  const Weight* table = mixture.table(job);
-  for (int first = 0; first < kExpertWeights * job.top_k; first += 32) {  // whole warps
-    const int i = first + lane, id = __shfl_sync(0xffffffffu, own, min(i / kExpertWeights, 31));
-    if (i < kExpertWeights * job.top_k) mixture.chosen[i] = table[id * kExpertWeights + i % kExpertWeights];
+  consumer_sync();
+#pragma unroll 1
+  for (int e = static_cast<int>(threadIdx.x) / kLanes; e - lane / kLanes < padded; e += kConsumerThreads / kLanes) {
+    // Equal ones come in the order of the experts: those before the warp's 16 count from `key` on, those behind them
+    // above it.
+    const uint32_t key = e < job.experts ? keys[e] : 0xfffffffeu;
+    const int own = e / 4 * 4, warps = e - lane / kLanes;
+    uint32_t before[4] = {};
+    int i = 4 * (lane % kLanes);
+    i = count_before(keys, i, warps, key, before);
+#pragma unroll
+    for (int j = 0; j < kWarpExperts; j += 4 * kLanes, i += 4 * kLanes)
+      count_before(keys, i, min(i + 1, padded), key + (i >= own ? 1 : 0), before);
+    count_before(keys, i, padded, key + 1, before);
+    uint32_t rank = before[0] + before[1] + before[2] + before[3];
+    rank += __shfl_xor_sync(0xffffffffu, rank, 1);
+    if (lane % kLanes > 0 || e >= job.experts || rank >= static_cast<uint32_t>(job.top_k)) continue;
+    for (int i = own; i < e; ++i) rank += keys[i] == key;
+    if (rank >= static_cast<uint32_t>(job.top_k)) continue;
+    mixture.winners[rank] = e;
+    const Weight* of = mixture.table(job) + e * kExpertWeights;
+#pragma unroll
+    for (int w = 0; w < kExpertWeights; ++w) mixture.chosen[rank * kExpertWeights + w] = of[w];
   }
   __syncwarp();
   if (lane < kArrivingLanes) barrier_arrive(&mixture.known);
-  const float first = fmaxf(scores[__shfl_sync(0xffffffffu, own, 0)], -INFINITY);
+  consumer_sync();
+  if (threadIdx.x >= 32) return;
+  const int own = lane < job.top_k ? mixture.winners[lane] : 0;
+  const float first = fmaxf(scores[mixture.winners[0]], -INFINITY);
   float all = 0;
   for (int e = lane; e < job.experts; e += 32) all += expf(scores[e] - first);
   all = warp_sum(all);
@@ -115,12 +127,12 @@ __device__ __forceinline__ void load_words(const Job& job, int product, const Wo
       row = *reinterpret_cast<const uint4*>(layer.router + static_cast<int64_t>(e) * job.hidden + own);
     float squares = 0;
 #pragma unroll 1
-    for (int n = own; n < end; n += kStride) {
-      await_values(words + n, wanted, v);
+    for (int n = own; n - own < end; n += kStride) {
+      await_values(words + n, wanted, n < end, v);
 #pragma unroll
-      for (int j = 0; j < 8; ++j) squares = fmaf(v[j], v[j], squares);
+      for (int j = 0; j < 8; ++j) squares = n < end ? fmaf(v[j], v[j], squares) : squares;
     }
-    inv = 1.f / sqrtf(consumer_sum(squares, reduce) / static_cast<float>(job.hidden) + job.eps);
+    inv = rsqrtf(fmaf(consumer_sum_at_once(squares, reduce), job.per_hidden, job.eps));
   }
   bool again = false;
 #pragma unroll 1
@@ -129,15 +141,14 @@ __device__ __forceinline__ void load_words(const Job& job, int product, const Wo
 #pragma unroll 1
     for (int n = begin + own; n - own < end; n += kStride) {  // whole warps
       const bool there = n < end, kept = !again && normed && end <= kStride;
-      if (!there) {
-#pragma unroll
-        for (int j = 0; j < 8; ++j) v[j] = 0;
-      } else if (!kept) {
-        await_values(words + n, wanted, v);
-        if (normed) w = *reinterpret_cast<const uint4*>(weight + n);
-        if (normed && e < job.experts)
+      if (!kept) {
+        await_values(words + n, wanted, there, v);
+        if (normed && there) w = *reinterpret_cast<const uint4*>(weight + n);
+        if (normed && there && e < job.experts)
           row = *reinterpret_cast<const uint4*>(layer.router + static_cast<int64_t>(e) * job.hidden + n);
       }
+#pragma unroll
+      for (int j = 0; j < 8; ++j) v[j] = there ? v[j] : 0.f;
       float share = 1;
       if (normed) {
         float of[8];
@@ -149,7 +160,7 @@ __device__ __forceinline__ void load_words(const Job& job, int product, const Wo
 #pragma unroll
           for (int j = 0; j < 8; ++j) sum = fmaf(v[j], of[j], sum);
           if (n - own + kStride >= end) {
-            sum = consumer_sum(sum, reduce_again);
+            sum = consumer_sum_at_once(sum, reduce_again);
             if (threadIdx.x == 0) put_float(job.logits + e, sum, stamp);
           }
         }
@@ -162,13 +173,9 @@ __device__ __forceinline__ void load_words(const Job& job, int product, const Wo
     e += gridDim.x;
     if (e < job.experts) consumer_sync();  // the sums of warps have been read
   }
-  if (routes) cp_async_wait<0>();  // the table of experts
-  if (works || chooses) consumer_sync();
-  if (!chooses || threadIdx.x >= 32) return;
-  if (job.experts <= 128)
-    choose_experts<4>(job, stamp, mixture);
-  else
-    choose_experts<kMaxExperts / 32>(job, stamp, mixture);
+  if (routes) cp_async_wait<0>();  // the table of experts; choose_experts() has a barrier behind it
+  if (chooses) choose_experts(job, stamp, mixture);
+  if (works != chooses) consumer_sync();  // the input, or the shares for a block that has down alone
 }
 #endif
 

@@ -35,20 +35,25 @@ __device__ __forceinline__ void barrier_arrive_behind_copies(uint64_t* barrier) 
 
 __device__ __forceinline__ int clusters() { return gridDim.x / kKSplits; }
 
-// What a block knows of the mixture of the layer at hand. Behind it the scores [experts, to a multiple of four] f32,
-// and the layer's table of experts.
+// What a block knows of the mixture of the layer at hand. Behind it the scores f32 [experts, to a multiple of eight],
+// integers in their order, and the layer's table of experts.
 struct alignas(16) MixtureShared {
   Weight chosen[kMaxTopK * kExpertWeights];
   float shares[kMaxTopK];
-  // Barriers of a phase a layer, for the producer warps: complete when `chosen` is; when the block's gate and up are
-  // done, so that down may be asked for; when the next layer's q, k, v and o may.
-  uint64_t known, gated, open;
+  // Barriers of a phase a layer, for the producer warps: complete when `chosen` is; when the next layer's q, k, v and o
+  // may be asked for.
+  uint64_t known, open;
+  int winners[kMaxTopK];             // the chosen experts, best first
   uint32_t launch;                   // how many launches ended before
   alignas(8) uint8_t attention[48];  // an AttentionRange
 
+  __device__ __forceinline__ static int padded(const Job& job) { return (job.experts + 7) / 8 * 8; }
   __device__ __forceinline__ float* scores() { return reinterpret_cast<float*>(this + 1); }
+  __device__ __forceinline__ uint32_t* keys(const Job& job) {
+    return reinterpret_cast<uint32_t*>(scores() + padded(job));
+  }
   __device__ __forceinline__ Weight* table(const Job& job) {
-    return reinterpret_cast<Weight*>(scores() + (job.experts + 3) / 4 * 4);
+    return reinterpret_cast<Weight*>(keys(job) + padded(job));
   }
 };
 
@@ -131,7 +136,8 @@ struct TileWalk {
       if (product >= kGateUp) return;  // the experts are not known yet: fetch() waits for them
     seek();
   }
-  // To the weights of an expert that was chosen.
+#ifdef FEWBIT_SM90A
+  // To the weights of an expert, once it is chosen.
   __device__ __forceinline__ void seek_expert() {
     int slot, which, tile = n_tile, k_tile = k;
     if (product == kDown) {
@@ -142,8 +148,10 @@ struct TileWalk {
       slot = n_tile / 2 / job.end_gate;
       tile = n_tile / 2 - slot * job.end_gate;
     }
+    barrier_await(shared_address(&mixture->known), static_cast<uint32_t>(layer & 1));
     loader.seek(mixture->chosen[slot * kExpertWeights + which], job.out[4 + which], 0, tile, k_tile);
   }
+#endif
   __device__ __forceinline__ void seek() {
     const TilePosition at(job, product, n_tile);
     loader.seek(layers[layer].weights[at.weight], job.out[at.weight], job.product[product].k_tiles * kStageK, at.n_tile,
@@ -151,20 +159,16 @@ struct TileWalk {
     if constexpr (Weights::kZeros) loader.seek_zeros(layers[layer].zeros[at.weight], at.n_tile, k);
   }
 #ifdef FEWBIT_SM90A
-  // Of a mixture: waits until the tile at hand is known and may be asked for. Reading further ahead would be in the way
+  // Of a mixture: waits until the tile at hand is known and may be asked for: of down once half of the warp's last
+  // gates and ups are there, so that the memory does not run dry in between. Reading further ahead would be in the way
   // of what others read to end the phase before.
   __device__ __forceinline__ void await_turn() {
-    const auto phase = static_cast<uint32_t>(layer & 1);
-    if (product == kDown && n_left == ranges[product].n_count && k == begin)
-      barrier_await(shared_address(&mixture->gated), phase);
+    if (product == kDown && n_left == ranges[product].n_count && k == begin) cp_async_wait<kMixtureInFlight / 2>();
     if (product < kGateUp && opened < layer) {
-      barrier_await(shared_address(&mixture->open), phase ^ 1);
+      barrier_await(shared_address(&mixture->open), static_cast<uint32_t>(layer & 1) ^ 1);
       opened = layer;
     }
-    if (product >= kGateUp && (k == begin || (product == kDown && k % job.expert_k_tiles == 0))) {
-      barrier_await(shared_address(&mixture->known), phase);
-      seek_expert();
-    }
+    if (product >= kGateUp && (k == begin || (product == kDown && k % job.expert_k_tiles == 0))) seek_expert();
   }
 #endif
   // Asks for the tile at hand and goes on to the next.

@@ -7,12 +7,20 @@
 namespace fewbit::cuda::decode_step {
 
 #ifdef FEWBIT_SM90A
+// The address in shared memory, in a register: the compiler would make it again for every use.
+__device__ __forceinline__ uint32_t held(const void* shared) {
+  uint32_t address = shared_address(shared);
+  asm volatile("" : "+r"(address));
+  return address;
+}
+
 // A consumer warp of packed weights, at its place in its ring.
 template <bool kZeros>
 struct PackedConsumer {
   StageRing ring;
   int stage = 0;
   uint32_t parity = 0;
+  uint32_t full = held(ring.full), empty = held(ring.empty);
 
   // Multiplies the warp's next tile and adds to the lane's totals, one sum for each limb.
   __device__ __forceinline__ void multiply_tile(const LimbInput& input, int k_tile, const LimbLane& lane,
@@ -23,7 +31,7 @@ struct PackedConsumer {
     const int of_eight = lane.start(input.groups[k_tile]), start = kZeros ? kOffset : of_eight;
     int32_t sums[2][4] = {{start, start, start, start}, {start, start, start, start}};
     const float input_scale = input.groups[k_tile].scale;
-    barrier_await(shared_address(ring.full + stage), parity);
+    barrier_await(full + 8 * stage, parity);
     const uint8_t* at = ring.stages + stage * packed_stage_bytes(kZeros);
     const auto* words = reinterpret_cast<const uint4*>(at) + threadIdx.x % 32;
 #pragma unroll
@@ -42,7 +50,7 @@ struct PackedConsumer {
       zeros = reinterpret_cast<const uint32_t*>(at + kStageTiles * kMarlinTileBytes +
                                                 marlin::kTileN * 2)[marlin::fragment_zero_word(threadIdx.x % 32, 0, 4)];
     __syncwarp();  // all lanes have read the stage
-    if (threadIdx.x % 32 < kArrivingLanes) barrier_arrive(ring.empty + stage);
+    if (threadIdx.x % 32 < kArrivingLanes) barrier_arrive(empty + 8 * stage);
     if (++stage == ring.count) stage = 0, parity ^= 1;
     const float unit = kZeros && lane.t < kLimbs ? LimbLane::value(of_eight) / 8 : 0;
 #pragma unroll
@@ -128,15 +136,19 @@ struct Epilogue {
   __device__ __forceinline__ void finish_pair(int pair, int n, float gate, float up) const {
     put_value(job.activated_words + pair * Weights::kOutputs + n, gated(rounded(gate), rounded(up)), stamp);
   }
-  // `nth`: how many n tiles of the product the block has finished before.
+  __device__ __forceinline__ void finish_qkv(int n_tile, int n, float sum) const {
+    const int at = n_tile * Weights::kOutputs + n;
+    const TilePosition of_weight(job, kQkv, n_tile);
+    const __nv_bfloat16* bias = layer.bias[of_weight.weight];
+    if (bias) sum += to_f32(bias[of_weight.n_tile * Weights::kOutputs + n]);
+    if constexpr (Weights::kMixture) put_value(job.qkv_words + at, rounded(sum), stamp);
+    job.qkv[at] = __float2bfloat16_rn(sum);
+  }
+  // `nth`: how many n tiles of the product the block has finished before. Of a mixture o and down alone.
   __device__ __forceinline__ void finish(int product, int n_tile, int n, int nth, float sum) const {
     const int at = n_tile * Weights::kOutputs + n;
-    if (product == kQkv) {
-      const TilePosition of_weight(job, product, n_tile);
-      const __nv_bfloat16* bias = layer.bias[of_weight.weight];
-      if (bias) sum += to_f32(bias[of_weight.n_tile * Weights::kOutputs + n]);
-      job.qkv[at] = __float2bfloat16_rn(sum);
-      if constexpr (Weights::kMixture) put_value(job.qkv_words + at, rounded(sum), stamp);
+    if (!Weights::kMixture && product == kQkv) {
+      finish_qkv(n_tile, n, sum);
     } else if (!Weights::kMixture && product == kGateUp) {
       job.gate_up[at] = __float2bfloat16_rn(sum);
     } else {
@@ -153,6 +165,41 @@ struct Epilogue {
   }
 };
 
+// The sum of output n of an n tile over the warps; `sums` as in run_product().
+template <class Weights>
+__device__ __forceinline__ float sum_of_warps(const float* sums, int n_tile, int n) {
+  float sum = 0;
+#pragma unroll
+  for (int w = 0; w < kConsumerWarps; ++w) sum += sums[(n_tile * kConsumerWarps + w) * Weights::kOutputs + n];
+  return sum;
+}
+
+// A mixture's q, k and v, or gates and ups: the block has all of k, so that no other has a part of a sum.
+template <class Weights>
+__device__ __forceinline__ void run_unsplit(int product, const WorkRange& range, const typename Weights::Input& input,
+                                            typename Weights::Consumer& consumer, float* sums,
+                                            const Epilogue<Weights>& epilogue) {
+  constexpr int kOutputs = Weights::kOutputs, kTiles = Weights::kExchangeTiles;
+  static_assert(kTiles % 2 == 0);  // whole pairs
+  const int warp = threadIdx.x / 32, begin = range.warp_begin(warp), end = range.warp_begin(warp + 1);
+#pragma unroll 1
+  for (int first = 0; first < range.n_count; first += kTiles) {
+    const int n_tiles = min(kTiles, range.n_count - first), pairs = product == kGateUp ? 1 : 0;
+    consumer.multiply_tiles(begin, end, n_tiles, input, sums);
+    consumer_sync();
+#pragma unroll 1
+    for (int e = threadIdx.x; e < (n_tiles >> pairs) * kOutputs; e += kConsumerThreads) {
+      const int of = (e / kOutputs) << pairs, n = e % kOutputs, n_tile = range.tile(first + of);
+      const float sum = sum_of_warps<Weights>(sums, of, n);
+      if (pairs)
+        epilogue.finish_pair(n_tile / 2, n, sum, sum_of_warps<Weights>(sums, of + 1, n));
+      else
+        epilogue.finish_qkv(n_tile, n, sum);
+    }
+    if (first + kTiles < range.n_count) consumer_sync();  // the sums have been read
+  }
+}
+
 // A product: the block's tiles, the exchange of the cluster's sums, the epilogue. `sums`: [kExchangeTiles,
 // kConsumerWarps, outputs of an n tile] of shared memory.
 template <class Weights>
@@ -161,6 +208,9 @@ __device__ __forceinline__ void run_product(int product, const WorkRange& range,
                                             int k_split, float* sums, const Epilogue<Weights>& epilogue) {
   constexpr int kOutputs = Weights::kOutputs, kOwnOutputs = Weights::kOwnOutputs,
                 kExchangeTiles = Weights::kExchangeTiles;
+  if constexpr (Weights::kMixture)
+    if (product == kQkv || product == kGateUp)
+      return run_unsplit<Weights>(product, range, input, consumer, sums, epilogue);
   const int warp = threadIdx.x / 32;
   const int first_k_tile = range.warp_begin(warp), end_k_tile = range.warp_begin(warp + 1);
 #pragma unroll 1
@@ -169,7 +219,7 @@ __device__ __forceinline__ void run_product(int product, const WorkRange& range,
     // The output that this thread finishes: n of the `own`-th n tile.
     const int own = threadIdx.x / kOwnOutputs, n = k_split * kOwnOutputs + threadIdx.x % kOwnOutputs;
     static_assert(kExchangeTiles * kOwnOutputs <= kConsumerThreads);
-    const int n_tile = Weights::kMixture ? range.tile(first + own) : range.n_begin + (first + own) * clusters();
+    const int n_tile = range.n_begin + (first + own) * clusters();
     const float factor = own < n_tiles ? epilogue.factor(product, n_tile, n) : 0.f;
     if (threadIdx.x == 0) cluster_sums.expect(n_tiles);
     consumer.multiply_tiles(first_k_tile, end_k_tile, n_tiles, input, sums);
@@ -177,20 +227,12 @@ __device__ __forceinline__ void run_product(int product, const WorkRange& range,
 #pragma unroll 1
     for (int e = threadIdx.x; e < n_tiles * kOutputs; e += kConsumerThreads) {
       const int of = e / kOutputs, output = e % kOutputs;
-      float sum = 0;
-#pragma unroll
-      for (int w = 0; w < kConsumerWarps; ++w) sum += sums[(of * kConsumerWarps + w) * kOutputs + output];
-      cluster_sums.send(k_split, of, output, sum);
+      cluster_sums.send(k_split, of, output, sum_of_warps<Weights>(sums, of, output));
     }
     cluster_sums.wait();
-    if (Weights::kMixture && product == kGateUp) {
-      if (own < n_tiles && own % 2 == 0)
-        epilogue.finish_pair(n_tile / 2, n, cluster_sums.sum(own, threadIdx.x % kOwnOutputs),
-                             cluster_sums.sum(own + 1, threadIdx.x % kOwnOutputs));
-    } else if (own < n_tiles) {
+    if (own < n_tiles)
       epilogue.finish(product, n_tile, n, first + own,
                       Weights::finished(cluster_sums.sum(own, threadIdx.x % kOwnOutputs), factor, input));
-    }
     cluster_sums.flip();
     if (first + kExchangeTiles < range.n_count) consumer_sync();  // the sums have been read
   }

@@ -95,6 +95,27 @@ TEST(DecodeMixture, CudaReadsALongCache) {
   }
 }
 
+// Experts with the same row of the router have the same logit: the first of them come first, as in route().
+TEST(DecodeMixture, CudaChoosesTheFirstOfEqualExperts) {
+  FEWBIT_NEEDS_GPU();
+  Exec cpu = Exec::cpu(), gpu = Exec::cuda(0);
+  for (Sizes s : {kMixtures[1], kMixtures[3]}) {
+    constexpr int64_t kRows = 5;  // so few that differ
+    s.layers = 1;
+    const Tensor rows = random_normal(DType::bf16, {kRows, s.hidden}, 11, 2 / std::sqrt(static_cast<float>(s.hidden)));
+    Tensor router = Tensor::host(DType::bf16, {s.experts, s.hidden});
+    for (int64_t i = 0; i < router.numel(); ++i) router.as<bf16>()[i] = rows.as<bf16>()[i % rows.numel()];
+    const auto run_on = [&](Exec& ex) {
+      Layers l(ex, s, 1);
+      l.layers[0].mixture.router = l.keep(clone_host(router));
+      const Tensor x = ex.to_device(random_normal(DType::bf16, {1, s.hidden}, 3));
+      decode_layers(ex, make_stack(ex, l.layers, l.form), ex.to_device(host_i32({0})), x);
+      return ex.to_host(x);
+    };
+    EXPECT_LE(relative_error(run_on(gpu), run_on(cpu)), tol::kLogitsBf16) << s.experts << " experts";
+  }
+}
+
 // A NaN of x is in every expert's logit, and in all that they answer.
 TEST(DecodeMixture, CudaPassesNaNOn) {
   FEWBIT_NEEDS_GPU();
