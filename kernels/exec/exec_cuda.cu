@@ -8,6 +8,10 @@
 #include "kernels/exec/exec_cuda.h"
 
 namespace fewbit {
+
+// Sums in f32, and no factor rounded that is not.
+constexpr cublasMath_t kMathMode =
+    static_cast<cublasMath_t>(CUBLAS_DEFAULT_MATH | CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION);
 namespace cuda {
 namespace {
 
@@ -272,6 +276,11 @@ double elapsed_ms(Exec& ex, int from, int to) {
 
 void force_sm80_path(Exec& ex, bool on) { ex.cuda_state().force_sm80 = on; }
 
+void round_factors(Exec& ex) {
+  FEWBIT_CUBLAS_CALL(cublasSetMathMode(ex.cuda_state().blas, CUBLAS_TF32_TENSOR_OP_MATH));
+}
+void keep_factors(Exec& ex) noexcept { cublasSetMathMode(ex.cuda_state().blas, kMathMode); }
+
 }  // namespace cuda
 
 CudaState::CudaState(int device_index) : device(device_index) {
@@ -300,8 +309,7 @@ CudaState::CudaState(int device_index) : device(device_index) {
   FEWBIT_CUBLAS_CALL(cublasCreate(&blas));
   FEWBIT_CUBLAS_CALL(cublasSetStream(blas, stream));
   FEWBIT_CUBLAS_CALL(cublasSetWorkspace(blas, blas_workspace, kBlasWorkspace));  // after the stream, which resets it
-  FEWBIT_CUBLAS_CALL(cublasSetMathMode(
-      blas, static_cast<cublasMath_t>(CUBLAS_DEFAULT_MATH | CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION)));
+  FEWBIT_CUBLAS_CALL(cublasSetMathMode(blas, kMathMode));
   FEWBIT_CUBLAS_CALL(cublasLtCreate(&blas_lt));
 }
 

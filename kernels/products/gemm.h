@@ -10,7 +10,7 @@ namespace fewbit {
 //   w     [out, in]    the dtype of x
 //   bias  [out]        the dtype of x; data == nullptr: none
 //   y     [rows, out]  f32, or the dtype of x; overwritten
-// Numerics: products and sums in f32, never TF32 (products of two bf16 values are exact in f32); the bias is added in
+// Numerics: products and sums in f32, TF32 only where a caller asks for it (rough_products.h; products of two bf16 values are exact in f32); the bias is added in
 // f32, then y is rounded once, to nearest even. The order of the sums is fixed for a shape and a device.
 // Errors: shapes or dtypes other than these stop the process (FEWBIT_ASSERT), here and in all ops of this header. No
 // rows and no outputs are fine: nothing is written.

@@ -33,40 +33,45 @@ inline FactorStatus factorize(Exec& ex, ConstTensorView h, float lambda, Precisi
 
 // The weight that best reproduces the unquantized output from the quantized input, in closed form (the asymmetric
 // calibration of GPTAQ: Li et al., 2025):
-//   target = w + w (cross - gram) (gram + lambda I)^-1
+//   target = w + share (w (cross - gram) + more) (gram + lambda I)^-1
 //   cross = sum x_full x_quantized^T, gram = sum x_quantized x_quantized^T over the same tokens
+//   more  = sum e x_quantized^T, with e [out] what the outputs are to make good besides; or nothing
 // solved in f64. A zero on the diagonal of gram, an input never seen, counts as 1 in the inverse; the shift of its
 // column is zero then. On CUDA the system is factored in f64, and products with w and with the factor are of bf16 terms
 // (kernels/device/split_product.cuh), whose roundings are some 2^-17 of the shift.
 //   w            [out, n] f32
 //   cross, gram  [n, n]   f32
+//   more         [out, n] f32, or data == nullptr
+//   share        1 for all of the shift
 //   target       [out, n] f32; overwritten, untouched when the factorisation fails
-//   share        the processes that factor gram together; each may have rows of w of its own
+//   panels       the processes that factor gram together; each may have rows of w of its own
 //   r            null, or what becomes the factor of gram + lambda I as factorize() makes it in f64, [n, n] f32, where
 //                the op has it: on CUDA, which solves by it
 // Returns the status of the factorisation.
 namespace cpu {
 FactorStatus shift_targets(Exec&, ConstTensorView w, ConstTensorView cross, ConstTensorView gram, float lambda,
-                           TensorView target, const PanelShare&, Tensor* r);
+                           ConstTensorView more, float share, TensorView target, const PanelShare&, Tensor* r);
 }
 namespace cuda {
 FactorStatus shift_targets(Exec&, ConstTensorView w, ConstTensorView cross, ConstTensorView gram, float lambda,
-                           TensorView target, const PanelShare&, Tensor* r);
+                           ConstTensorView more, float share, TensorView target, const PanelShare&, Tensor* r);
 }
-// The same in two steps, for linears that share an input: M = (cross - gram) (gram + lambda I)^-1, once, and then
+// The same in two steps, for linears that share an input: M = share (cross - gram) (gram + lambda I)^-1, once, and then
 // target = w + w M for each of them.
 //   m  [n, n] f32; overwritten, undefined when the factorisation fails
 namespace cpu {
-FactorStatus shift_matrix(Exec&, ConstTensorView cross, ConstTensorView gram, float lambda, TensorView m, Tensor* r);
+FactorStatus shift_matrix(Exec&, ConstTensorView cross, ConstTensorView gram, float lambda, float share, TensorView m,
+                          Tensor* r);
 void apply_shift(Exec&, ConstTensorView w, ConstTensorView m, TensorView target);
 }  // namespace cpu
 namespace cuda {
-FactorStatus shift_matrix(Exec&, ConstTensorView cross, ConstTensorView gram, float lambda, TensorView m, Tensor* r);
+FactorStatus shift_matrix(Exec&, ConstTensorView cross, ConstTensorView gram, float lambda, float share, TensorView m,
+                          Tensor* r);
 void apply_shift(Exec&, ConstTensorView w, ConstTensorView m, TensorView target);
 }  // namespace cuda
-inline FactorStatus shift_matrix(Exec& ex, ConstTensorView cross, ConstTensorView gram, float lambda, TensorView m,
-                                 Tensor* r = nullptr) {
-  return pick(ex, &cpu::shift_matrix, FEWBIT_CUDA_OP(shift_matrix))(ex, cross, gram, lambda, m, r);
+inline FactorStatus shift_matrix(Exec& ex, ConstTensorView cross, ConstTensorView gram, float lambda, float share,
+                                 TensorView m, Tensor* r = nullptr) {
+  return pick(ex, &cpu::shift_matrix, FEWBIT_CUDA_OP(shift_matrix))(ex, cross, gram, lambda, share, m, r);
 }
 inline void apply_shift(Exec& ex, ConstTensorView w, ConstTensorView m, TensorView target) {
   pick(ex, &cpu::apply_shift, FEWBIT_CUDA_OP(apply_shift))(ex, w, m, target);
@@ -76,8 +81,10 @@ inline void apply_shift(Exec& ex, ConstTensorView w, ConstTensorView m, TensorVi
 inline bool shares_shift(Device::Kind kind, int64_t n) { return kind == Device::cuda && n <= 8192; }
 
 inline FactorStatus shift_targets(Exec& ex, ConstTensorView w, ConstTensorView cross, ConstTensorView gram,
-                                  float lambda, TensorView target, const PanelShare& share = {}, Tensor* r = nullptr) {
-  return pick(ex, &cpu::shift_targets, FEWBIT_CUDA_OP(shift_targets))(ex, w, cross, gram, lambda, target, share, r);
+                                  float lambda, ConstTensorView more, float share, TensorView target,
+                                  const PanelShare& panels = {}, Tensor* r = nullptr) {
+  return pick(ex, &cpu::shift_targets, FEWBIT_CUDA_OP(shift_targets))(ex, w, cross, gram, lambda, more, share, target,
+                                                                      panels, r);
 }
 
 // Columns that the solver on CUDA takes at a time: its inverted diagonal blocks are [kSolveCols, kSolveCols]. Rows that

@@ -195,8 +195,8 @@ void solve_rows(const Tensor& system, double* x, int64_t begin, int64_t end) {
   blas::solve_right(CblasLower, CblasNoTrans, end - begin, n, system.as<double>(), n, x + begin * n, n);
 }
 
-// Panels of rows of w, widened, times M, whose row i `fill` writes; finish(x, begin, end) makes of the rows
-// [begin, end) of a panel's product what is added to them.
+// Panels of rows of w, widened, times M, whose row i `fill` writes; finish(first, x, begin, end) makes of the rows
+// [begin, end) of a panel's product, counted from its row `first`, what is added to them.
 template <class Fill, class Finish>
 void add_products(Exec& ex, ConstTensorView w, const Fill& fill, const Finish& finish, TensorView target) {
   const int64_t out = w.rows(), n = w.cols();
@@ -213,7 +213,7 @@ void add_products(Exec& ex, ConstTensorView w, const Fill& fill, const Finish& f
     wide_product(wide.as<double>(), n, rows, 64, n, cut, fill, strip.as<double>(), shift.as<double>());
     parallel_for(rows, 64, [&](int64_t begin, int64_t end) {
       double* x = shift.as<double>();
-      finish(x, begin, end);
+      finish(first, x, begin, end);
       for (int64_t i = begin * n; i < end * n; ++i) to[i] = static_cast<float>(wide.as<double>()[i] + x[i]);
     });
   }
@@ -232,19 +232,27 @@ struct Difference {
 }  // namespace
 
 FactorStatus shift_targets(Exec& ex, ConstTensorView w, ConstTensorView cross, ConstTensorView gram, float lambda,
-                           TensorView target, const PanelShare& share, Tensor* /*r*/) {
-  FEWBIT_ASSERT(gram.cols() == w.cols() && target.shape == w.shape);
+                           ConstTensorView more, float share, TensorView target, const PanelShare& panels,
+                           Tensor* /*r*/) {
+  FEWBIT_ASSERT(gram.cols() == w.cols() && target.shape == w.shape && (!more.data || more.shape == w.shape));
   FactorStatus status;
-  const Tensor system = factored_system(ex, cross, gram, lambda, share, status);
+  const Tensor system = factored_system(ex, cross, gram, lambda, panels, status);
   if (!status.ok()) return status;
   add_products(
       ex, w, Difference{cross.as<float>(), gram.as<float>(), w.cols()},
-      [&](double* x, int64_t begin, int64_t end) { solve_rows(system, x, begin, end); }, target);
+      [&](int64_t first, double* x, int64_t begin, int64_t end) {
+        const int64_t n = w.cols();
+        const float* plus = more.data ? more.as<float>() + first * n : nullptr;
+        for (int64_t i = begin * n; plus && i < end * n; ++i) x[i] += static_cast<double>(plus[i]);
+        solve_rows(system, x, begin, end);
+        for (int64_t i = begin * n; i < end * n; ++i) x[i] *= share;
+      },
+      target);
   return {};
 }
 
-FactorStatus shift_matrix(Exec& ex, ConstTensorView cross, ConstTensorView gram, float lambda, TensorView m,
-                          Tensor* /*r*/) {
+FactorStatus shift_matrix(Exec& ex, ConstTensorView cross, ConstTensorView gram, float lambda, float share,
+                          TensorView m, Tensor* /*r*/) {
   const int64_t n = gram.cols();
   FEWBIT_ASSERT(m.shape == gram.shape);
   FactorStatus status;
@@ -255,7 +263,8 @@ FactorStatus shift_matrix(Exec& ex, ConstTensorView cross, ConstTensorView gram,
     std::vector<double> x(static_cast<size_t>((end - begin) * n));
     for (int64_t i = begin; i < end; ++i) difference(i, 0, n, x.data() + (i - begin) * n);
     solve_rows(system, x.data(), 0, end - begin);
-    std::transform(x.begin(), x.end(), m.as<float>() + begin * n, [](double v) { return static_cast<float>(v); });
+    std::transform(x.begin(), x.end(), m.as<float>() + begin * n,
+                   [share](double v) { return static_cast<float>(share * v); });
   });
   return {};
 }
@@ -267,7 +276,7 @@ void apply_shift(Exec& ex, ConstTensorView w, ConstTensorView m, TensorView targ
     std::copy(from + i * n + j0, from + i * n + j1, to);
   };
   add_products(
-      ex, w, widened, [](double*, int64_t, int64_t) {}, target);
+      ex, w, widened, [](int64_t, double*, int64_t, int64_t) {}, target);
 }
 
 }  // namespace fewbit::cpu

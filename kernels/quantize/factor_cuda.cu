@@ -109,15 +109,21 @@ __global__ void narrow_terms_kernel(const double* __restrict__ from, __nv_bfloat
     split_value(static_cast<float>(from[k]), high[k], low[k]);
 }
 
-// x [gridDim.x, n] = base, or nothing where it is null, plus x with its columns reversed; a block per row.
-__global__ void reverse_rows_kernel(const float* __restrict__ base, float* __restrict__ x, int64_t n) {
+// x [gridDim.x, n] = base, or nothing where it is null, plus share times x with its columns reversed; a block per row.
+__global__ void reverse_rows_kernel(const float* __restrict__ base, float* __restrict__ x, float share, int64_t n) {
   const int64_t row = blockIdx.x * n;
   for (int64_t j = threadIdx.x; j < (n + 1) / 2; j += kThreads) {
     const int64_t k = n - 1 - j;
-    const float low = x[row + j], high = x[row + k];
+    const float low = share * x[row + j], high = share * x[row + k];
     x[row + j] = high + (base ? base[row + j] : 0.f);
     x[row + k] = low + (base ? base[row + k] : 0.f);
   }
+}
+
+// x [gridDim.x, n] += more with its columns reversed; a block per row.
+__global__ void add_reversed_kernel(const float* __restrict__ more, float* __restrict__ x, int64_t n) {
+  const int64_t row = blockIdx.x * n;
+  for (int64_t j = threadIdx.x; j < n; j += kThreads) x[row + n - 1 - j] += more[row + j];
 }
 
 __global__ void add_kernel(const float* __restrict__ w, float* __restrict__ target, int64_t count) {
@@ -287,14 +293,16 @@ void product_with_terms(Exec& ex, ConstTensorView w, TensorView target, const Te
   }
 }
 
-// x [rows, n] f32 with reversed columns: right sides, then base, or nothing where it is null, plus the solutions.
-void solve_rows(Exec& ex, const ShiftSystem& system, const float* base, float* x, int64_t rows, int64_t n) {
+// x [rows, n] f32 with reversed columns: right sides, then base, or nothing where it is null, plus `share` of the
+// solutions.
+void solve_rows(Exec& ex, const ShiftSystem& system, const float* base, float* x, float share, int64_t rows,
+                int64_t n) {
   const int64_t panel = shift_rows(rows, n);
   for (int64_t begin = 0; begin < rows; begin += panel) {
     const int64_t count = std::min(panel, rows - begin);
     system.solve(x + begin * n, count);
     reverse_rows_kernel<<<static_cast<unsigned>(count), kThreads, 0, ex.cuda_state().stream>>>(
-        base ? base + begin * n : nullptr, x + begin * n, n);
+        base ? base + begin * n : nullptr, x + begin * n, share, n);
     FEWBIT_CUDA_LAUNCHED();
   }
 }
@@ -304,10 +312,10 @@ void solve_rows(Exec& ex, const ShiftSystem& system, const float* base, float* x
 // The cut depends on the shape of the weight alone, and so do the kernels that cuBLAS and cuSOLVER choose: the bits are
 // those of every run on this shape, whatever memory there is.
 FactorStatus shift_targets(Exec& ex, ConstTensorView w, ConstTensorView cross, ConstTensorView gram, float lambda,
-                           TensorView target, const PanelShare& share, Tensor* r) {
-  FEWBIT_ASSERT(share.alone());
+                           ConstTensorView more, float share, TensorView target, const PanelShare& panels, Tensor* r) {
+  FEWBIT_ASSERT(panels.alone());
   const int64_t n = w.cols();
-  FEWBIT_ASSERT(gram.cols() == n && target.shape == w.shape);
+  FEWBIT_ASSERT(gram.cols() == n && target.shape == w.shape && (!more.data || more.shape == w.shape));
   CudaState& s = ex.cuda_state();
   ShiftSystem system(ex, cross, gram, lambda);
   if (!system.status.ok()) return system.status;
@@ -316,13 +324,18 @@ FactorStatus shift_targets(Exec& ex, ConstTensorView w, ConstTensorView cross, C
                                                                                  strip, n, begin, cols);
     FEWBIT_CUDA_LAUNCHED();
   });
-  solve_rows(ex, system, w.as<float>(), target.as<float>(), w.rows(), n);
+  if (more.data) {
+    add_reversed_kernel<<<static_cast<unsigned>(w.rows()), kThreads, 0, s.stream>>>(more.as<float>(),
+                                                                                    target.as<float>(), n);
+    FEWBIT_CUDA_LAUNCHED();
+  }
+  solve_rows(ex, system, w.as<float>(), target.as<float>(), share, w.rows(), n);
   if (r) *r = std::move(system.r);
   return {};
 }
 
-FactorStatus shift_matrix(Exec& ex, ConstTensorView cross, ConstTensorView gram, float lambda, TensorView m,
-                          Tensor* r) {
+FactorStatus shift_matrix(Exec& ex, ConstTensorView cross, ConstTensorView gram, float lambda, float share,
+                          TensorView m, Tensor* r) {
   const int64_t n = gram.cols();
   FEWBIT_ASSERT(m.shape == gram.shape);
   ShiftSystem system(ex, cross, gram, lambda);
@@ -330,7 +343,7 @@ FactorStatus shift_matrix(Exec& ex, ConstTensorView cross, ConstTensorView gram,
   difference_kernel<<<static_cast<unsigned>(n), kThreads, 0, ex.cuda_state().stream>>>(
       cross.as<float>(), gram.as<float>(), m.as<float>(), n);
   FEWBIT_CUDA_LAUNCHED();
-  solve_rows(ex, system, nullptr, m.as<float>(), n, n);
+  solve_rows(ex, system, nullptr, m.as<float>(), share, n, n);
   if (r) *r = std::move(system.r);
   return {};
 }

@@ -8,8 +8,8 @@ namespace fewbit {
 // and the cross term that shifts its targets (kernels/quantize/factor.h). Both outputs are added to:
 //   gram:        g += x^T x
 //   cross_gram:  d += a^T b
-//   x, a, b  [tokens, in]  f32 | bf16 (a and b alike)
-//   g, d     [in, in]      f32; g symmetric, both halves filled
+//   x  [tokens, in]   f32 | bf16        a  [tokens, n], b  [tokens, in]  likewise, a and b alike
+//   g  [in, in]       f32; symmetric, both halves filled        d  [n, in]  f32
 // Tokens are taken in fixed chunks of gram_chunk(), so the bits do not depend on how a caller batches multiples of it.
 // A chunk's product reads and writes all sums once: 1.6 GB for inputs 14,336 wide, which a GPU has in the time of some
 // 700 of its tokens' products.

@@ -24,13 +24,13 @@ struct Wanted {
   RowBand rows{};
 };
 
-// Calls add(i, j) for the tiles wanted, i and j being where they begin, in parallel.
+// Calls add(i, j) for the tiles wanted of [rows, cols], i and j being where they begin, in parallel.
 template <class Add>
-void for_tiles(int64_t n, const Wanted& w, const Add& add) {
-  const int64_t tiles = (n + kTile - 1) / kTile;
-  parallel_for(tiles * tiles, 1, [&](int64_t begin, int64_t end) {
+void for_tiles(int64_t rows, int64_t cols, const Wanted& w, const Add& add) {
+  const int64_t down = (rows + kTile - 1) / kTile, across = (cols + kTile - 1) / kTile;
+  parallel_for(down * across, 1, [&](int64_t begin, int64_t end) {
     for (int64_t tile = begin; tile < end; ++tile) {
-      const int64_t i = tile / tiles * kTile, j = tile % tiles * kTile;
+      const int64_t i = tile / across * kTile, j = tile % across * kTile;
       if ((!w.half || i <= j) && i >= w.rows.begin && i < w.rows.end) add(i, j);
     }
   });
@@ -52,45 +52,49 @@ const float* chunk_f32(ConstTensorView x, int64_t begin, int64_t end, Tensor& ro
 // d += a^T b, chunk by chunk, by BLAS.
 void add_by_blas(ConstTensorView a, ConstTensorView b, Mat<float> d, const Wanted& wanted) {
   blas::use_one_thread();
-  const int64_t n = d.cols;
+  const int64_t m = d.rows, n = d.cols;
   Tensor room_a, room_b;
   for (int64_t t = 0; t < a.rows(); t += kChunk) {
     const int64_t end = std::min(a.rows(), t + kChunk);
     const float* ca = chunk_f32(a, t, end, room_a);
     const float* cb = a.data == b.data ? ca : chunk_f32(b, t, end, room_b);
-    for_tiles(n, wanted, [&](int64_t i, int64_t j) {
-      const int64_t rows = std::min(n - i, kTile), cols = std::min(n - j, kTile);
-      blas::gemm(CblasTrans, CblasNoTrans, rows, cols, end - t, 1.f, ca + i, n, cb + j, n, 1.f, &d(i, j), n);
+    for_tiles(m, n, wanted, [&](int64_t i, int64_t j) {
+      const int64_t rows = std::min(m - i, kTile), cols = std::min(n - j, kTile);
+      blas::gemm(CblasTrans, CblasNoTrans, rows, cols, end - t, 1.f, ca + i, m, cb + j, n, 1.f, &d(i, j), n);
     });
   }
 }
 
 // The same of bf16 through the matrix unit: a chunk's sums in tiles of the unit, then added to d.
 void add_by_tiles(ConstTensorView a, ConstTensorView b, Mat<float> d, const Wanted& wanted) {
-  const int64_t n = d.cols, panels = whole_tiles(n);
-  const int64_t values = right_values(std::min(a.rows(), kChunk), n);
-  const Tensor left = Tensor::host(DType::bf16, {values});
-  const Tensor right = Tensor::host(DType::bf16, {values}),
-               other = Tensor::host(DType::bf16, {a.data == b.data ? 0 : values});
+  const int64_t m = d.rows, n = d.cols, most = std::min(a.rows(), kChunk);
+  const bool same = a.data == b.data;
+  const Tensor left = Tensor::host(DType::bf16, {right_values(most, m)});
+  const Tensor right = Tensor::host(DType::bf16, {right_values(most, n)}),
+               other = Tensor::host(DType::bf16, {same ? 0 : right_values(most, m)});
   uint16_t *turned = left.view().as<uint16_t>(), *tiles_b = right.view().as<uint16_t>();
-  uint16_t* tiles_a = a.data == b.data ? tiles_b : other.view().as<uint16_t>();
+  uint16_t* tiles_a = same ? tiles_b : other.view().as<uint16_t>();
   for (int64_t t = 0; t < a.rows(); t += kChunk) {
     const int64_t k = std::min(a.rows() - t, kChunk);
-    const RightTiles x{.k = k, .n = n, .data = tiles_a}, y{.k = k, .n = n, .data = tiles_b};
-    parallel_for(panels, 1, [&](int64_t p, int64_t end) {
-      if (tiles_a != tiles_b) pack_right(a.as<bf16>() + t * n, n, k, n, p, end, tiles_a);
+    const RightTiles x{.k = k, .n = m, .data = tiles_a}, y{.k = k, .n = n, .data = tiles_b};
+    parallel_for(whole_tiles(n), 1, [&](int64_t p, int64_t end) {
       pack_right(b.as<bf16>() + t * n, n, k, n, p, end, tiles_b);
-      transpose_right(x, p, end, turned);
+      if (same) transpose_right(x, p, end, turned);
     });
+    if (!same)
+      parallel_for(whole_tiles(m), 1, [&](int64_t p, int64_t end) {
+        pack_right(a.as<bf16>() + t * m, m, k, m, p, end, tiles_a);
+        transpose_right(x, p, end, turned);
+      });
     const LeftRows rows = transposed_rows(x, turned);
-    for_tiles(n, wanted, [&](int64_t i, int64_t j) {
-      const int64_t m = std::min(n - i, kTile), cols = std::min(n - j, kTile);
-      float* sums = scratch(Scratch::y, m * kTile);
+    for_tiles(m, n, wanted, [&](int64_t i, int64_t j) {
+      const int64_t height = std::min(m - i, kTile), cols = std::min(n - j, kTile);
+      float* sums = scratch(Scratch::y, height * kTile);
       const LeftRows from_i{
           .data = rows.data + i / kBlockRows * rows.block, .block = rows.block, .row = rows.row, .tile = rows.tile};
       const TileRange range{.p0 = j / kPanelCols, .p1 = whole_tiles(j + cols), .t0 = 0, .t1 = whole_tiles(k)};
-      tile_matmul(from_i, m, y, range, sums, kTile);
-      for (int64_t r = 0; r < m; ++r) axpy(1.f, sums + r * kTile, &d(i + r, j), cols);
+      tile_matmul(from_i, height, y, range, sums, kTile);
+      for (int64_t r = 0; r < height; ++r) axpy(1.f, sums + r * kTile, &d(i + r, j), cols);
     });
   }
 }
@@ -122,8 +126,7 @@ void gram(Exec& ex, ConstTensorView x, TensorView g) {
 }
 
 void cross_gram(Exec&, ConstTensorView a, ConstTensorView b, TensorView d, RowBand rows) {
-  const int64_t n = a.cols();
-  FEWBIT_ASSERT(a.shape == b.shape && a.dtype == b.dtype && d.rows() == n && d.cols() == n);
+  FEWBIT_ASSERT(a.rows() == b.rows() && a.dtype == b.dtype && d.rows() == a.cols() && d.cols() == b.cols());
   add_products(a, b, d, {.half = false, .rows = rows});
 }
 

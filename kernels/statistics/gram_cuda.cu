@@ -40,17 +40,17 @@ cudaDataType_t data_type(DType d) {
   return d == DType::f32 ? CUDA_R_32F : CUDA_R_16BF;
 }
 
-// d[I, J] += a[tokens, I]^T b[tokens, J], row-major with n columns; I and J are [i0, i1) and [j0, j1).
+// d[I, J] += a[tokens, I]^T b[tokens, J], row-major with the columns of b; I and J are [i0, i1) and [j0, j1).
 void add_block(CudaState& s, ConstTensorView a, ConstTensorView b, float* d, int64_t i0, int64_t i1, int64_t j0,
                int64_t j1) {
-  const int64_t n = a.cols();
+  const int64_t n = b.cols();
   const float one = 1;
   const auto at = [&](ConstTensorView v, int64_t column) {
     return static_cast<const char*>(v.data) + column * bytes_of(v.dtype);
   };
   FEWBIT_CUBLAS_CALL(cublasGemmEx_64(s.blas, CUBLAS_OP_N, CUBLAS_OP_T, j1 - j0, i1 - i0, a.rows(), &one, at(b, j0),
-                                     data_type(b.dtype), n, at(a, i0), data_type(a.dtype), n, &one, d + i0 * n + j0,
-                                     CUDA_R_32F, n, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
+                                     data_type(b.dtype), n, at(a, i0), data_type(a.dtype), a.cols(), &one,
+                                     d + i0 * n + j0, CUDA_R_32F, n, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
 }
 
 // g[i, j] = g[j, i] for i < j.
@@ -166,12 +166,12 @@ void gram(Exec& ex, ConstTensorView x, TensorView g) {
 }
 
 void cross_gram(Exec& ex, ConstTensorView a, ConstTensorView b, TensorView d, RowBand rows) {
-  const int64_t n = a.cols();
-  FEWBIT_ASSERT(a.shape == b.shape && a.dtype == b.dtype && d.rows() == n && d.cols() == n);
+  const int64_t m = a.cols(), n = b.cols();
+  FEWBIT_ASSERT(a.rows() == b.rows() && a.dtype == b.dtype && d.rows() == m && d.cols() == n);
   for (int64_t t = 0; t < a.rows(); t += kChunk) {
     const int64_t end = std::min(a.rows(), t + kChunk);
-    for (int64_t i = rows.begin; i < std::min(n, rows.end); i += kStrip)
-      add_block(ex.cuda_state(), a.row_range(t, end), b.row_range(t, end), d.as<float>(), i, std::min(n, i + kStrip), 0,
+    for (int64_t i = rows.begin; i < std::min(m, rows.end); i += kStrip)
+      add_block(ex.cuda_state(), a.row_range(t, end), b.row_range(t, end), d.as<float>(), i, std::min(m, i + kStrip), 0,
                 n);
   }
 }

@@ -119,9 +119,9 @@ ExpertInputs::Wave ExpertInputs::observe(int first, int last, int64_t in, const 
   std::vector<std::unique_ptr<InputSums>> sums(static_cast<size_t>(last - first));
   for (int e = first; e < last; ++e)
     if (owns(e))
-      sums[at(e)] = std::make_unique<InputSums>(ex_, in, cross_, rounding, ranges.empty() ? 1.f : ranges[at(e)].scale(),
-                                                one_process());
-  show([&](int e, ConstTensorView x, ConstTensorView x_full) { sums[at(e)]->add_piece(x, x_full); });
+      sums[at(e)] = std::make_unique<InputSums>(ex_, InputSumsOf{.in = in, .cross = cross_}, rounding,
+                                                ranges.empty() ? 1.f : ranges[at(e)].scale(), one_process());
+  show([&](int e, ConstTensorView x, ConstTensorView x_full) { sums[at(e)]->add_piece({x, x_full}); });
   Wave wave{.first = first, .rounding = rounding};
   for (auto& s : sums) {
     std::optional<InputStats>& stats = wave.stats.emplace_back();
@@ -159,11 +159,12 @@ InputStats ExpertInputs::taken(Wave& wave, int expert) {
 void ExpertInputs::look_at_inputs(int expert, const InputRounding& rounding) {
   if (any_below(op_.hidden) && !(all_inputs_ && all_inputs_->rounding == rounding)) {
     const EachChunk inputs = [&](const auto& show) {
-      each_([&](ConstTensorView x, ConstTensorView x_full, ConstTensorView) { show(x, x_full); });
+      each_([&](ConstTensorView x, ConstTensorView x_full, ConstTensorView) { show({x, x_full}); });
     };
     int64_t tokens = 0;
     for (const int64_t n : tokens_) tokens += n;
-    all_inputs_ = {rounding, observe_input(ex_, inputs, tokens / op_.top_k, op_.hidden, cross_, rounding, ranks_)};
+    all_inputs_ = {rounding, observe_input(ex_, inputs, tokens / op_.top_k, {.in = op_.hidden, .cross = cross_},
+                                           rounding, ranks_)};
   }
   look(inputs_, expert, rounding, [&](int first, int last) {
     return observe(first, last, op_.hidden, rounding, [&](const RowsOf& see) { show_inputs(first, last, see); });

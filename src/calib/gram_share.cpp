@@ -21,20 +21,22 @@ std::vector<int64_t> half_bands(Device::Kind kind, int64_t n, int parts) {
   return begin;
 }
 
-GramShare::GramShare(Exec& ex, const Ranks& ranks, int64_t in, bool beside)
+GramShare::GramShare(Exec& ex, const Ranks& ranks, int64_t in, bool beside, int64_t out)
     : ex_(ex),
       ranks_(ranks),
       lanes_(ex, beside),
       half_(half_bands(ex.device().kind, in, ranks.size())),
-      whole_(even_bands(in, ranks.size(), gram_tile(ex.device().kind))) {}
+      whole_(even_bands(in, ranks.size(), gram_tile(ex.device().kind))),
+      errors_(even_bands(out, ranks.size(), gram_tile(ex.device().kind))) {}
 
 RowBand GramShare::mine(const std::vector<int64_t>& begin) const {
   const auto rank = static_cast<size_t>(ranks_.rank());
   return {begin[rank], begin[rank + 1]};
 }
 
-void GramShare::add(ConstTensorView x, ConstTensorView x_full, TensorView g, TensorView d) const {
-  lanes_.add(x, x_full, g, d, mine(half_), mine(whole_));
+void GramShare::add(const InputRows& rows, TensorView g, TensorView d, TensorView e) const {
+  lanes_.add(rows.x, rows.full, g, d, mine(half_), mine(whole_));
+  if (rows.error.data) cross_gram(ex_, rows.error, rows.x, e, mine(errors_));
 }
 
 void GramShare::finish_gram(TensorView g) const {
@@ -43,5 +45,7 @@ void GramShare::finish_gram(TensorView g) const {
 }
 
 void GramShare::finish_cross(TensorView d) const { ranks_.all_gather_rows(ex_, d, whole_); }
+
+void GramShare::finish_errors(TensorView e) const { ranks_.all_gather_rows(ex_, e, errors_); }
 
 }  // namespace fewbit

@@ -1,8 +1,10 @@
 #include "src/calib/observe.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
+#include "kernels/model/add.h"
 #include "kernels/model/cast.h"
 #include "kernels/statistics/column_stats.h"
 #include "src/run/moe.h"
@@ -67,32 +69,35 @@ Tensor spread_rows(Exec& ex, ConstTensorView x, int64_t count) {
   return some;
 }
 
-InputSums::InputSums(Exec& ex, int64_t in, bool cross, const InputRounding& rounding, float input_scale,
+InputSums::InputSums(Exec& ex, const InputSumsOf& of, const InputRounding& rounding, float input_scale,
                      const Ranks& ranks, bool beside)
     : ex_(ex),
       rounding_(rounding),
-      share_(ex, ranks, in, beside),
-      cutter_(ex, 0, [this](ConstTensorView x, ConstTensorView full) { sum(x, full); }) {
-  stats_.gram = ex.alloc_zeros(DType::f32, {in, in});
-  if (cross) stats_.cross = ex.alloc_zeros(DType::f32, {in, in});
+      error_factor_(of.error_factor),
+      share_(ex, ranks, of.in, beside, of.out),
+      cutter_(ex, 0, [this](const InputRows& rows) { sum(rows); }) {
+  stats_.gram = ex.alloc_zeros(DType::f32, {of.in, of.in});
+  if (of.cross) stats_.cross = ex.alloc_zeros(DType::f32, {of.in, of.in});
+  if (of.out > 0) stats_.residual = ex.alloc_zeros(DType::f32, {of.out, of.in});
   if (rounding.activations == ActQuant::tensor) stats_.input_scale = input_scale;
 }
 
-void InputSums::add(ConstTensorView x, ConstTensorView x_full) {
-  if (x.rows() == 0) return;
-  count(x, x_full);
-  cutter_.add(x, x_full);
+void InputSums::add(const InputRows& rows) {
+  if (rows.x.rows() == 0) return;
+  count(rows);
+  cutter_.add(rows);
 }
 
-void InputSums::add_piece(ConstTensorView x, ConstTensorView x_full) {
-  count(x, x_full);
-  sum(x, x_full);
+void InputSums::add_piece(const InputRows& rows) {
+  count(rows);
+  sum(rows);
 }
 
-void InputSums::count(ConstTensorView x, ConstTensorView x_full) {
-  FEWBIT_ASSERT(stats_.cross.empty() == (x_full.data == nullptr));
-  if (rounding_.activations != ActQuant::none) sample(x);
-  stats_.tokens += x.rows();
+void InputSums::count(const InputRows& rows) {
+  FEWBIT_ASSERT(stats_.cross.empty() == (rows.full.data == nullptr));
+  FEWBIT_ASSERT(stats_.residual.empty() == (rows.error.data == nullptr));
+  if (rounding_.activations != ActQuant::none) sample(rows.x);
+  stats_.tokens += rows.x.rows();
 }
 
 // The first kSampleTokens rows, as they are before they are rounded.
@@ -103,22 +108,27 @@ void InputSums::sample(ConstTensorView x) {
   ex_.copy(x.row_range(0, rows), sample_.view().row_range(stats_.tokens, stats_.tokens + rows));
 }
 
-void InputSums::sum(ConstTensorView x, ConstTensorView x_full) {
+void InputSums::sum(const InputRows& rows) {
+  InputRows seen = rows;
   Tensor rounded;
   if (rounding_.activations != ActQuant::none) {
-    rounded = ex_.alloc(x.dtype, x.shape);
+    rounded = ex_.alloc(rows.x.dtype, rows.x.shape);
     RowQuant q = rounding_.rows;
     q.fixed = stats_.input_scale;
-    round_rows(ex_, x, q, rounded);
+    round_rows(ex_, rows.x, q, rounded);
+    seen.x = rounded;
   }
-  const ConstTensorView seen = rounded ? ConstTensorView(rounded) : x;
-  share_.add(seen, x_full, stats_.gram, stats_.cross);
+  share_.add(seen, stats_.gram, stats_.cross, stats_.residual);
 }
 
 InputStats InputSums::finish() {
   cutter_.finish();
   share_.finish_gram(stats_.gram);
   if (stats_.cross) share_.finish_cross(stats_.cross);
+  if (stats_.residual) {
+    share_.finish_errors(stats_.residual);
+    scale_by(ex_, ex_.to_device(Tensor::host_from<float>(DType::f32, {1}, std::array{error_factor_})), stats_.residual);
+  }
   if (sample_) {
     const int64_t rows = std::min(stats_.tokens, kSampleTokens);
     stats_.sample = ex_.alloc(sample_.dtype(), {rows, sample_.cols()});
@@ -128,40 +138,43 @@ InputStats InputSums::finish() {
   return std::move(stats_);
 }
 
-void SpreadRuns::pick(ConstTensorView x, ConstTensorView x_full,
-                      const std::function<void(ConstTensorView, ConstTensorView)>& see) {
-  const int64_t begin = seen_, end = seen_ + x.rows(), period = stride_ * kRun;
+void SpreadRuns::pick(const InputRows& rows, const std::function<void(const InputRows&)>& see) {
+  const int64_t begin = seen_, end = seen_ + rows.x.rows(), period = stride_ * kRun;
   seen_ = end;
-  if (stride_ == 1) return see(x, x_full);
+  if (stride_ == 1) return see(rows);
   for (int64_t run = begin / period * period; run < end; run += period) {
     const int64_t from = std::max(run, begin) - begin, to = std::min(run + kRun, end) - begin;
-    if (from < to) see(x.row_range(from, to), x_full.data ? x_full.row_range(from, to) : x_full);
+    const auto part = [&](ConstTensorView v) { return v.data ? v.row_range(from, to) : v; };
+    if (from < to) see({part(rows.x), part(rows.full), part(rows.error)});
   }
 }
 
-InputStats observe_input(Exec& ex, const EachChunk& each, int64_t tokens, int64_t in, bool cross,
+InputStats observe_input(Exec& ex, const EachChunk& each, int64_t tokens, const InputSumsOf& of,
                          const InputRounding& rounding, const Ranks& ranks, int64_t summed) {
   float scale = 1, reach = 1;
   if (rounding.activations == ActQuant::tensor) {
-    InputRange range(ex, rounding, tokens, in);
-    each([&](ConstTensorView x, ConstTensorView) { range.add(x); });
+    InputRange range(ex, rounding, tokens, of.in);
+    each([&](const InputRows& rows) { range.add(rows.x); });
     scale = range.scale();
     reach = range.reach();
   }
-  InputSums sums(ex, in, cross, rounding, scale, ranks, ranks.alone());
+  InputSums sums(ex, of, rounding, scale, ranks, ranks.alone());
   SpreadRuns runs(tokens, summed);
-  each([&](ConstTensorView x, ConstTensorView x_full) {
-    runs.pick(x, cross ? x_full : ConstTensorView{},
-              [&](ConstTensorView some, ConstTensorView full) { sums.add(some, full); });
+  each([&](const InputRows& rows) {
+    const InputRows wanted{rows.x, of.cross ? rows.full : ConstTensorView{},
+                           of.out > 0 ? rows.error : ConstTensorView{}};
+    runs.pick(wanted, [&](const InputRows& some) { sums.add(some); });
   });
   InputStats stats = sums.finish();
   stats.input_reach = reach;
   return stats;
 }
 
-InputStats observe_input(Exec& ex, ConstTensorView x, ConstTensorView x_full, const InputRounding& rounding) {
+InputStats observe_input(Exec& ex, const InputRows& rows, const InputRounding& rounding) {
   return observe_input(
-      ex, [&](const auto& see) { see(x, x_full); }, x.rows(), x.shape[1], x_full.data != nullptr, rounding);
+      ex, [&](const auto& see) { see(rows); }, rows.x.rows(),
+      {.in = rows.x.cols(), .cross = rows.full.data != nullptr, .out = rows.error.data ? rows.error.cols() : 0},
+      rounding);
 }
 
 }  // namespace fewbit

@@ -13,9 +13,16 @@ namespace fewbit {
 
 inline constexpr int64_t kSampleTokens = 4096;
 
-// Shows every chunk of an input, in order: rows of the quantized stream, and those of the unquantized one (data ==
-// nullptr where there is none). Can be asked again, and shows the same.
-using EachChunk = std::function<void(const std::function<void(ConstTensorView x, ConstTensorView x_full)>&)>;
+// Shows every chunk of an input, in order. Can be asked again, and shows the same.
+using EachChunk = std::function<void(const std::function<void(const InputRows&)>&)>;
+
+// What is summed of an input besides its own Gram matrix.
+struct InputSumsOf {
+  int64_t in = 0;
+  bool cross = false;
+  int64_t out = 0;         // features of the errors; 0 where there are none
+  float error_factor = 1;  // times which they are summed
+};
 
 // What a static scale must reach: the largest |x| of all rows, or the asked percentile over at most kSampleTokens of
 // them, evenly spaced.
@@ -36,26 +43,27 @@ class InputRange {
   float reach_ = 1;
 };
 
-// The sums over rows x [n, in] f32 | bf16, rounded as `rounding` says, and against x_full (never rounded). Several
-// ranks all add the same rows, and share the products; finish() is collective then.
+// The sums over rows of an input, f32 | bf16: x rounded as `rounding` says, the others never. Several ranks all add the
+// same rows, and share the products; finish() is collective then.
 class InputSums {
  public:
   // `beside`: as GramShare has it.
-  InputSums(Exec&, int64_t in, bool cross, const InputRounding&, float input_scale, const Ranks& = one_process(),
+  InputSums(Exec&, const InputSumsOf&, const InputRounding&, float input_scale, const Ranks& = one_process(),
             bool beside = false);
   InputSums(InputSums&&) = delete;
-  void add(ConstTensorView x, ConstTensorView x_full);
+  void add(const InputRows&);
   // The same of rows that come in pieces for good, which are summed as they are.
-  void add_piece(ConstTensorView x, ConstTensorView x_full);
+  void add_piece(const InputRows&);
   InputStats finish();
 
  private:
-  void count(ConstTensorView x, ConstTensorView x_full);
+  void count(const InputRows&);
   void sample(ConstTensorView x);
-  void sum(ConstTensorView x, ConstTensorView x_full);
+  void sum(const InputRows&);
 
   Exec& ex_;
   InputRounding rounding_;
+  float error_factor_;
   GramShare share_;
   InputStats stats_{};
   Tensor sample_{};  // room for kSampleTokens rows
@@ -69,20 +77,19 @@ class SpreadRuns {
   // At most about `most` of `tokens` rows; all where there are no more.
   SpreadRuns(int64_t tokens, int64_t most) : stride_(tokens <= most ? 1 : (tokens + most - 1) / most) {}
   // Shows those among the next rows.
-  void pick(ConstTensorView x, ConstTensorView x_full,
-            const std::function<void(ConstTensorView, ConstTensorView)>& see);
+  void pick(const InputRows&, const std::function<void(const InputRows&)>& see);
 
  private:
   static constexpr int64_t kRun = 2048;
   int64_t stride_, seen_ = 0;
 };
 
-// The statistics of an input of `tokens` rows [.., in]: two rounds where a static scale must be found first, which is
+// The statistics of an input of `tokens` rows: two rounds where a static scale must be found first, which is
 // that of all rows. The sums are those of about `summed` of them.
-InputStats observe_input(Exec&, const EachChunk&, int64_t tokens, int64_t in, bool cross, const InputRounding&,
+InputStats observe_input(Exec&, const EachChunk&, int64_t tokens, const InputSumsOf&, const InputRounding&,
                          const Ranks& = one_process(), int64_t summed = std::numeric_limits<int64_t>::max());
 // The same of rows that are all at hand.
-InputStats observe_input(Exec&, ConstTensorView x, ConstTensorView x_full, const InputRounding& rounding);
+InputStats observe_input(Exec&, const InputRows&, const InputRounding& rounding);
 
 // At most `count` rows of x at even distances.
 Tensor spread_rows(Exec&, ConstTensorView x, int64_t count);

@@ -17,6 +17,11 @@ struct OutputCurvature {
   // sum over tokens of g g^T, with g the gradient at the outputs of a set: row r of the linear is row r / sets of set
   // r % sets. [rows of the set, the same] f32 on the device, both halves.
   std::vector<Tensor> sets{};
+  int64_t tokens = 0;
+
+  // What is off the diagonal is a noisy sum, and is taken for so much of itself; the diagonal weighs no row against
+  // itself. 0.7 was best of 32,768 tokens of a small model, 0.9 of 131,072.
+  double trusted() const { return static_cast<double>(tokens) / static_cast<double>(tokens + 14000); }
 
   static int64_t sets_of(int64_t out) { return (out + kCoupledRows - 1) / kCoupledRows; }
   static int64_t rows_of(int64_t out, int64_t set) { return (out - set + sets_of(out) - 1) / sets_of(out); }

@@ -125,12 +125,15 @@ namespace {
 // target [out, in] = the weight, shifted; false where the system cannot be factored.
 bool make_target(Exec& ex, const LinearJob& job, float lambda, const Tensor& target, Tensor* r) {
   const InputStats& stats = *job.stats;
-  if (!shares_shift(ex.device().kind, job.weight.cols()))
-    return shift_targets(ex, job.weight, stats.cross, stats.gram, lambda, target, job.rows->panels(), r).ok();
+  const ConstTensorView more = stats.residual ? job.rows->mine(stats.residual) : ConstTensorView{};
+  if (more.data || !shares_shift(ex.device().kind, job.weight.cols()))
+    return shift_targets(ex, job.weight, stats.cross, stats.gram, lambda, more, kShiftShare, target, job.rows->panels(),
+                         r)
+        .ok();
   ShiftCache& cache = stats.shift;
   if (cache.lambda != lambda) {
     cache = {.lambda = lambda, .m = ex.alloc(DType::f32, stats.gram.shape())};
-    if (!shift_matrix(ex, stats.cross, stats.gram, lambda, cache.m, r).ok()) cache.m.reset();
+    if (!shift_matrix(ex, stats.cross, stats.gram, lambda, kShiftShare, cache.m, r).ok()) cache.m.reset();
   }
   if (cache.m) apply_shift(ex, job.weight, cache.m, target);
   return !cache.m.empty();

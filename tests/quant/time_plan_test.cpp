@@ -25,6 +25,7 @@ class TimePlanTest : public ::testing::Test {
   Rates even(const QuantPlan& p) const {
     Rates r;
     for (const auto& ops : c->spec.kinds) r.op.emplace_back(ops.size(), 1.0);
+    r.op_f32 = r.op;
     r.gram = {.power = 0, .low = 2, .high = 0};
     for (const PlannedLinear& l : p.linears)
       r.linears[rate_key(l)] = {.row = {.power = 0, .low = 3, .high = 0}, .factor = {.power = 0, .low = 5, .high = 0}};

@@ -5,6 +5,7 @@ namespace fewbit::tol {
 inline constexpr double kExact = 0;
 inline constexpr double kF32Op = 2e-6;                    // an f32 op against a double reference
 inline constexpr double kF32Product = 2e-5;               // a long f32 product
+inline constexpr double kTf32Product = 1e-3;              // of factors rounded to TF32, 2^-11 each
 inline constexpr double kTermsProduct = 3 * kF32Product;  // of factors in two bf16 terms each, which leave out 2^-17
 // The residual of a system whose solution was rounded to f32: that rounding times the system's largest eigenvalues.
 inline constexpr double kShiftResidual = 5e-5;

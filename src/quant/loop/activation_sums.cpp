@@ -8,12 +8,9 @@
 namespace fewbit {
 
 ActivationSums::ActivationSums(Exec& ex, const Ranks& ranks, int64_t rows, int64_t in, bool beside, int64_t piece)
-    : ex_(ex),
-      rows_(rows),
-      share_(ex, ranks, in, beside),
-      cutter_(ex, piece, [this](ConstTensorView x, ConstTensorView) {
-        share_.add(x, {}, stats_.input.gram, {});
-        column_stats(ex_, x, {}, stats_.absmax, stats_.abssum);
+    : ex_(ex), rows_(rows), share_(ex, ranks, in, beside), cutter_(ex, piece, [this](const InputRows& rows) {
+        share_.add(rows, stats_.input.gram);
+        column_stats(ex_, rows.x, {}, stats_.absmax, stats_.abssum);
       }) {
   stats_.input.gram = ex.alloc_zeros(DType::f32, {in, in});
   stats_.absmax = ex.alloc_zeros(DType::f32, {in});
@@ -38,7 +35,7 @@ void ActivationSums::add(ConstTensorView x) {
   if (x.rows() == 0) return;
   sample(x);
   stats_.input.tokens += x.rows();
-  cutter_.add(x, {});
+  cutter_.add({x});
 }
 
 ActivationStats ActivationSums::finish() {

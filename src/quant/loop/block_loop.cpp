@@ -9,6 +9,7 @@
 #include "src/model/mtp.h"
 #include "src/quant/loop/block_transforms.h"
 #include "src/quant/loop/read_ahead.h"
+#include "src/quant/plan/residual_aim.h"
 #include "src/quant/plan/time_plan.h"
 #include "src/ranks/exchange.h"
 #include "src/run/runner.h"
@@ -211,15 +212,27 @@ void BlockLoop::quantize_op(size_t op) {
   replaced_.clear();
 }
 
+// What is summed of the input of a group.
+InputSumsOf BlockLoop::sums_of(size_t op, const Linears& group) const {
+  const LinearDef& l = group.items.front();
+  InputSumsOf of{.in = l.in_features, .cross = full_.has_value()};
+  if (const std::optional<float> factor = makes_good(plan_, ckpt_.spec, layer_, op)) {
+    of.out = l.out_features;
+    of.error_factor = kResidualShare / *factor;
+  }
+  return of;
+}
+
 // The linears of a group share the statistics of its input.
 void BlockLoop::quantize_group(size_t op, const Linears& group) {
+  const InputSumsOf of = sums_of(op, group);
   coder_.quantize(
       group.items,
       [&](const InputRounding& rounding) {
         std::optional<InputStats> stats;
         if (quantized_)
-          stats = observe_input(ex_, input_of(op, group.in), chunks_.tokens(), group.items[0].in_features,
-                                full_.has_value(), rounding, ranks_, plan_.summed(chunks_.tokens()));
+          stats = observe_input(ex_, input_of(op, group.in, of.out > 0), chunks_.tokens(), of, rounding, ranks_,
+                                plan_.summed(chunks_.tokens()));
         return stats;
       },
       &replaced_);
@@ -247,8 +260,9 @@ void BlockLoop::finish() {
       return ChunkShare::Rows{quantized, full};
     };
     const EachChunk each = [&](const auto& show) {
-      share_.each(features, job_.dtype, bring,
-                  [&](int64_t, const ChunkShare::Rows& rows) { show(rows[0], full_ ? rows[1] : ConstTensorView{}); });
+      share_.each(features, job_.dtype, bring, [&](int64_t, const ChunkShare::Rows& rows) {
+        show({rows[0], full_ ? rows[1] : ConstTensorView{}});
+      });
     };
     ends_.quantize(
         {{.name = head.name, .out = Slot::x, .out_features = head.out, .in_features = head.in}},
@@ -256,8 +270,8 @@ void BlockLoop::finish() {
           std::optional<InputStats> stats;
           if (!quantized_) return stats;
           phases_.timed("observe", [&] {
-            stats = observe_input(ex_, each, chunks_.tokens(), head.in, full_.has_value(), rounding, ranks_,
-                                  plan_.summed(chunks_.tokens()));
+            stats = observe_input(ex_, each, chunks_.tokens(), {.in = head.in, .cross = full_.has_value()}, rounding,
+                                  ranks_, plan_.summed(chunks_.tokens()));
           });
           return stats;
         },

@@ -44,6 +44,7 @@ class BlockLoop {
   // Slots of the quantized stream, and of the unquantized one, that a pass shows in front of an op.
   struct Shown {
     std::vector<Slot> quantized{}, full{};
+    bool error = false;  // of the residual stream: what the quantized one lacks of the unquantized one
   };
   using LinearOf = ExpertInputs::LinearOf;
   // A stream that has brought a chunk to where the pass ends, with the weights that it runs in reach.
@@ -57,7 +58,9 @@ class BlockLoop {
   void pass(size_t to, const Stream::Watch& watch = {}) { pass(to, {}, {}, watch); }
   ChunkShare::Rows bring(int64_t chunk, size_t to, const Shown& slots, std::optional<size_t> cut,
                          const Stream::Watch& watch, const Arrived& arrived);
-  EachChunk input_of(size_t op, Slot slot);
+  EachChunk input_of(size_t op, Slot slot, bool error);
+  InputSumsOf sums_of(size_t op, const Linears&) const;
+  ConstTensorView error_between(const Activations& full, const Activations& quantized);
   void run_on();
   void leave_full(size_t op);
   void load_linears(size_t begin, size_t end);
@@ -127,6 +130,7 @@ class BlockLoop {
   // on from there.
   std::optional<size_t> last_look_{};
   std::optional<int64_t> runs_on_{};
+  Tensor error_{};  // of the residual stream, of the chunk that was brought last
   KvRange kv_range_{};
   Background background_;  // the last member: its work ends before what it works on goes
 };

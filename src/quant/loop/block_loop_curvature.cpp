@@ -1,6 +1,7 @@
 // BlockLoop, the curvature of a block's outputs: asked for before any of its linears is coded.
 #include "src/quant/loop/block_loop.h"
 #include "src/quant/loop/learn/block_tape.h"
+#include "src/quant/plan/way_back.h"
 
 namespace fewbit {
 
@@ -14,6 +15,7 @@ void BlockLoop::weigh_outputs() {
                                               .ropes = &ropes_,
                                               .dtype = job_.dtype,
                                               .seed = job_.seed,
+                                              .tokens = walk_tokens(plan_),
                                               .first = layer_,
                                               .progress = [&](double done) {
                                                 if (job_.progress) job_.progress("looking at the way back", done);

@@ -91,8 +91,8 @@ void BlockLoop::measure_learned(size_t op, const Linears& group) {
     for (CodedLinear& c : coder_.coded())
       if (c.name == l.name && !c.weight.empty()) learned.push_back(&c);
   if (learned.empty()) return;
-  InputSums sums(ex_, group.items[0].in_features, false, {}, 1, ranks_);
-  pass_learned(op, {group.in}, [&](int64_t, const ChunkShare::Rows& rows) { sums.add(rows[0], {}); });
+  InputSums sums(ex_, {.in = group.items[0].in_features}, {}, 1, ranks_);
+  pass_learned(op, {group.in}, [&](int64_t, const ChunkShare::Rows& rows) { sums.add({rows[0]}); });
   const InputStats stats = sums.finish();
   for (CodedLinear* c : learned) phases_.timed("measure", [&] { coder_.measure_again(*c, stats); });
 }

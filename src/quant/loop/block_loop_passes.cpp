@@ -1,4 +1,5 @@
 // BlockLoop, the passes over a block: which weights the two streams run with, where a pass begins and what it shows.
+#include "kernels/model/add.h"
 #include "src/calib/cuts.h"
 #include "src/model/checkpoint_parts.h"
 #include "src/quant/loop/block_loop.h"
@@ -89,6 +90,7 @@ ChunkShare::Rows BlockLoop::bring(int64_t chunk, size_t to, const Shown& slots, 
     swap_replaced();
     for (const Slot s : slots.quantized) rows.push_back(quantized[s]);
     for (const Slot s : slots.full) rows.push_back((*full)[s]);
+    if (slots.error) rows.push_back(error_between(*full, quantized));
   });
   const double share = static_cast<double>(chunk + 1) / static_cast<double>(chunks_.count());
   const double op = static_cast<double>(base) + share * static_cast<double>(to - base);
@@ -105,6 +107,7 @@ void BlockLoop::pass(size_t to, const Shown& slots, const ChunkShare::Show& show
   std::vector<int64_t> features;
   for (const std::vector<Slot>& of : {slots.quantized, slots.full})
     for (const Slot s : of) features.push_back(slot_features(ckpt_.spec, ops(), s));
+  if (slots.error) features.push_back(ckpt_.spec.width());
   share_.each(
       features, job_.dtype, [&](int64_t chunk) { return bring(chunk, to, slots, cut, watch, arrived); },
       [&](int64_t chunk, const ChunkShare::Rows& rows) { phases_.timed("observe", [&] { show(chunk, rows); }); });
@@ -136,13 +139,24 @@ void BlockLoop::leave_full(size_t op) {
       weights_.linears.erase(l.name);
 }
 
-// What a slot holds in front of an op, in both streams.
-EachChunk BlockLoop::input_of(size_t op, Slot slot) {
-  return [this, op, slot](const auto& show) {
-    Shown slots{.quantized = {slot}};
+// What a slot holds in front of an op, in both streams; `error`: and what the residual stream lacks.
+EachChunk BlockLoop::input_of(size_t op, Slot slot, bool error) {
+  return [this, op, slot, error](const auto& show) {
+    Shown slots{.quantized = {slot}, .error = error};
     if (full_) slots.full = {slot};
-    pass(op, slots, [&](int64_t, const ChunkShare::Rows& rows) { show(rows[0], full_ ? rows[1] : ConstTensorView{}); });
+    pass(op, slots, [&](int64_t, const ChunkShare::Rows& rows) {
+      show({rows[0], full_ ? rows[1] : ConstTensorView{}, error ? rows[2] : ConstTensorView{}});
+    });
+    error_.reset();
   };
+}
+
+ConstTensorView BlockLoop::error_between(const Activations& full, const Activations& quantized) {
+  const ConstTensorView x = full[Slot::x];
+  if (error_.empty() || error_.rows() != x.rows()) error_ = ex_.alloc(job_.dtype, x.shape);
+  ex_.copy(x, error_);
+  add(ex_, quantized[Slot::x], error_, -1);
+  return error_;
 }
 
 }  // namespace fewbit

@@ -132,9 +132,9 @@ class BlockObserver {
     for (int e = first; e < last; ++e) {
       const int64_t rows = fed(e) ? tokens_[static_cast<size_t>(e)] : std::min(kExpertTokens, chunks_.tokens());
       sums.push_back(std::make_unique<ActivationSums>(ex_, ranks_, rows, m.down.in_features, false, kExpertPiece));
-      cutters.emplace_back(ex_, kExpertPiece, [&, e](ConstTensorView x, ConstTensorView) {
+      cutters.emplace_back(ex_, kExpertPiece, [&, e](const InputRows& rows) {
         const auto linear = [&](const std::string& name) -> const Linear& { return weights_.linears.at(name); };
-        sums[at(e)]->add(expert_activation(ex_, m, e, linear, x));
+        sums[at(e)]->add(expert_activation(ex_, m, e, linear, rows.x));
       });
     }
     const auto bring = [&](int64_t chunk) {
@@ -147,7 +147,7 @@ class BlockObserver {
       const Tensor some = ex_.to_device(spread_in(chunk));
       for (int e = first; e < last; ++e) {
         const Tensor rows = fed(e) ? expert_rows(ex_, routing, e, seen[0]) : gather_rows(ex_, seen[0], some);
-        if (rows.rows() > 0) cutters[at(e)].add(rows, {});
+        if (rows.rows() > 0) cutters[at(e)].add({rows});
       }
     });
     for (int e = first; e < last; ++e) {

@@ -22,14 +22,16 @@ void turn_rows_of(float* m, int64_t n, int64_t run, int64_t begin, int64_t end) 
   }
 }
 
-Tensor turned(Exec& ex, const Tensor& matrix, int64_t run) {
+// The columns turned, and the rows too of a matrix of both inputs.
+Tensor turned(Exec& ex, const Tensor& matrix, int64_t run, bool rows_too = true) {
   if (matrix.empty()) return {};
   const Tensor m = clone_host(ex.to_host(matrix));
   const int64_t n = m.cols();
-  FEWBIT_ASSERT(m.rows() == n && n % run == 0);
-  parallel_for(n, 16, [&](int64_t begin, int64_t end) {
+  FEWBIT_ASSERT((!rows_too || m.rows() == n) && n % run == 0);
+  parallel_for(m.rows(), 16, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) cpu::hadamard_runs(m.view().as<float>() + r * n, n, run);
   });
+  if (!rows_too) return ex.to_device(m);
   parallel_for((n + kStrip - 1) / kStrip, 1, [&](int64_t begin, int64_t end) {
     for (int64_t s = begin; s < end; ++s)
       turn_rows_of(m.view().as<float>(), n, run, s * kStrip, std::min(n, (s + 1) * kStrip));
@@ -45,6 +47,7 @@ InputStats turned_stats(Exec& ex, const InputStats& s, int64_t run) {
   t.borrowed = s.borrowed;
   t.gram = turned(ex, s.gram, run);
   t.cross = turned(ex, s.cross, run);
+  t.residual = turned(ex, s.residual, run, false);
   t.input_scale = s.input_scale;
   t.input_reach = s.input_reach;
   if (s.sample) {

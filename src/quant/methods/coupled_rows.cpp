@@ -12,9 +12,6 @@
 namespace fewbit {
 namespace {
 
-// What is off the diagonal is a noisy sum of few tokens, and is taken for so much of itself; the diagonal weighs no row
-// against itself. On a small model 0.7 and 0.9 were alike with 131,072 tokens, 0.7 better with a quarter of them.
-constexpr float kTrusted = 0.7f;
 constexpr float kDamp = 0.01f;  // of the mean of the diagonal, on it
 
 // Rows of a set, step by step: those of step k are k, k + steps, …
@@ -42,25 +39,52 @@ Tensor inverse_transposed(Exec& ex, ConstTensorView strip, int64_t column) {
   return ex.to_device(host);  // row c holds column c of inv(R)
 }
 
-// The set's matrix in its order, with less of what is off the diagonal, and factored. False where it cannot be.
-bool factor_set(Exec& ex, Tensor& h, const std::vector<int32_t>& order) {
+// inv(H_BB) of a symmetric positive block on the host: strip [n, ld], its columns from `column`.
+Tensor inverse_of(Exec& ex, ConstTensorView strip, int64_t column) {
+  const int64_t n = strip.rows(), ld = strip.cols();
+  const float* h = strip.as<float>() + column;
+  std::vector<double> a(static_cast<size_t>(n * n)), b(static_cast<size_t>(n * n), 0.0);
+  for (int64_t i = 0; i < n; ++i) {
+    std::copy_n(h + i * ld, n, a.begin() + i * n);
+    b[static_cast<size_t>(i * n + i)] = 1;
+  }
+  for (int64_t k = 0; k < n; ++k) {  // Gauss and Jordan; positive definite, so without pivots
+    const double d = 1 / a[static_cast<size_t>(k * n + k)];
+    for (int64_t j = 0; j < n; ++j) a[static_cast<size_t>(k * n + j)] *= d, b[static_cast<size_t>(k * n + j)] *= d;
+    for (int64_t i = 0; i < n; ++i) {
+      const double f = a[static_cast<size_t>(i * n + k)];
+      if (i == k || f == 0) continue;
+      for (int64_t j = 0; j < n; ++j) {
+        a[static_cast<size_t>(i * n + j)] -= f * a[static_cast<size_t>(k * n + j)];
+        b[static_cast<size_t>(i * n + j)] -= f * b[static_cast<size_t>(k * n + j)];
+      }
+    }
+  }
+  const Tensor host = Tensor::host(DType::f32, {n, n});
+  std::transform(b.begin(), b.end(), host.as<float>(), [](double v) { return static_cast<float>(v); });
+  return ex.to_device(host);
+}
+
+// The set's matrix in its order, with so much of what is off the diagonal, and its factor. False where it has none.
+bool factor_set(Exec& ex, Tensor& h, const std::vector<int32_t>& order, double trusted, Tensor& whole) {
   const int64_t n = h.rows();
   const Tensor at = upload(ex, order), diag = ex.alloc(DType::f32, {n});
-  Tensor r = ex.alloc(DType::f32, {n, n});
-  permute(ex, h, at, at, r);
-  diagonal(ex, r, diag);
+  whole = ex.alloc(DType::f32, {n, n});
+  permute(ex, h, at, at, whole);
+  diagonal(ex, whole, diag);
   const Tensor host = ex.to_host(diag);
   const double mean = std::accumulate(host.as<float>(), host.as<float>() + n, 0.0) / static_cast<double>(n);
   if (!(mean > 0)) return false;  // NaN too
-  scale_rows(ex, upload(ex, std::vector<float>(static_cast<size_t>(n), kTrusted)), r);
-  set_diagonal(ex, diag, r);
+  scale_rows(ex, upload(ex, std::vector<float>(static_cast<size_t>(n), static_cast<float>(trusted))), whole);
   const float damp = kDamp * static_cast<float>(mean);
-  return factorize(ex, r, damp, Precision::f64, h).ok();
+  for (int64_t i = 0; i < n; ++i) host.as<float>()[i] += damp;
+  set_diagonal(ex, ex.to_device(host), whole);
+  return factorize(ex, whole, 0, Precision::f64, h).ok();
 }
 
 }  // namespace
 
-std::optional<CoupledRows> CoupledRows::of(Exec& ex, OutputCurvature& curvature, int64_t out) {
+std::optional<CoupledRows> CoupledRows::of(Exec& ex, OutputCurvature& curvature, int64_t out, bool sweeps) {
   CoupledRows all;
   const int64_t sets = OutputCurvature::sets_of(out);
   const int64_t steps = std::min(kCoupledSteps, OutputCurvature::rows_of(out, sets - 1));
@@ -68,19 +92,26 @@ std::optional<CoupledRows> CoupledRows::of(Exec& ex, OutputCurvature& curvature,
   all.steps_.resize(static_cast<size_t>(steps));
   for (int64_t s = 0; s < sets; ++s) {
     Tensor& h = curvature.sets[static_cast<size_t>(s)];
+    Set set;
     const std::vector<int32_t> order = order_of(h.rows(), steps);
-    if (!factor_set(ex, h, order)) return std::nullopt;
+    if (!factor_set(ex, h, order, curvature.trusted(), set.whole)) return std::nullopt;
     int64_t begin = 0;
     for (int64_t k = 0; k < steps; ++k) {
       const int64_t end = begin + (h.rows() - k + steps - 1) / steps;
-      const Tensor strip = ex.to_host(h.view().row_range(begin, end));
+      const auto strip = [&](const Tensor& m) { return ex.to_host(m.view().row_range(begin, end)); };
       all.steps_[static_cast<size_t>(k)].parts.push_back(
-          {.set = s, .begin = begin, .end = end, .inverse = inverse_transposed(ex, strip, begin)});
+          {.set = s,
+           .begin = begin,
+           .end = end,
+           .inverse = inverse_transposed(ex, strip(h), begin),
+           .alone = sweeps ? inverse_of(ex, strip(set.whole), begin) : Tensor()});
       for (int64_t i = begin; i < end; ++i)
         rows[static_cast<size_t>(k)].push_back(static_cast<int32_t>(order[static_cast<size_t>(i)] * sets + s));
       begin = end;
     }
-    all.factors_.push_back(std::move(h));
+    set.factor = std::move(h);
+    if (!sweeps) set.whole.reset();
+    all.sets_.push_back(std::move(set));
   }
   std::vector<int32_t> place(static_cast<size_t>(out));
   int32_t at = 0;
@@ -92,51 +123,65 @@ std::optional<CoupledRows> CoupledRows::of(Exec& ex, OutputCurvature& curvature,
   return all;
 }
 
-bool CoupledRows::walk(Exec& ex, ConstTensorView target, const Code& code) const {
+// In a walk R_BB^-T (R^T E)_B of the rows before; in a sweep H_BB^-1 (H E)_B of all rows but these, which is that of
+// all less their own errors.
+void CoupledRows::move(Exec& ex, const Part& p, bool sweeps, TensorView target) const {
+  const Set& set = sets_[static_cast<size_t>(p.set)];
+  const Tensor felt = ex.alloc(DType::f32, target.shape);
+  if (sweeps) {
+    add(ex, set.errors.view().row_range(p.begin, p.end), target, -1);
+    matmul(ex, {.a = mat<float>(set.whole.view().row_range(p.begin, p.end)),
+                .b = mat<float>(set.errors),
+                .c = mat<float>(felt)});
+    return matmul(ex, {.a = mat<float>(p.alone), .b = mat<float>(felt), .c = mat<float>(target), .beta = 1});
+  }
+  if (p.begin == 0) return;
+  matmul(ex, {.a = mat<float>(set.factor).block(0, p.begin, p.begin, p.end),
+              .b = mat<float>(set.errors.view().row_range(0, p.begin)),
+              .c = mat<float>(felt),
+              .ta = Trans::yes});
+  matmul(ex, {.a = mat<float>(p.inverse), .b = mat<float>(felt), .c = mat<float>(target), .beta = 1});
+}
+
+bool CoupledRows::pass(Exec& ex, ConstTensorView target, bool sweeps, const Code& code) {
   const int64_t in = target.cols();
-  std::vector<Tensor> errors;  // by set, in its order: target less value, of the rows so far
-  errors.reserve(factors_.size());
-  for (const Tensor& r : factors_) errors.push_back(ex.alloc(DType::f32, {r.rows(), in}));
+  int64_t first = 0;
   for (const Step& step : steps_) {
     const int64_t some = step.rows.numel();
-    const Tensor own = ex.alloc(DType::f32, {some, in});
+    const Tensor own = ex.alloc(DType::f32, {some, in}), values = ex.alloc(DType::f32, {some, in});
     permute(ex, target, step.rows, {}, own);
-    const Tensor values = ex.alloc(DType::f32, {some, in});
     ex.copy(own, values);
-    int64_t at = 0;
-    for (const Part& p : step.parts) {
-      const int64_t n = p.end - p.begin;
-      if (p.begin > 0) {
-        const Tensor felt = ex.alloc(DType::f32, {n, in});
-        const Mat<const float> before =
-            mat<float>(factors_[static_cast<size_t>(p.set)]).block(0, p.begin, p.begin, p.end);
-        matmul(ex, {.a = before,
-                    .b = mat<float>(errors[static_cast<size_t>(p.set)].view().row_range(0, p.begin)),
-                    .c = mat<float>(felt),
-                    .ta = Trans::yes});
-        matmul(ex, {.a = mat<float>(p.inverse),
-                    .b = mat<float>(felt),
-                    .c = mat<float>(values.view().row_range(at, at + n)),
-                    .beta = 1});
+    const auto each_part = [&](const auto& see) {
+      int64_t at = 0;
+      for (const Part& p : step.parts) {
+        see(p, at, at + p.end - p.begin);
+        at += p.end - p.begin;
       }
-      at += n;
-    }
-    if (!code(values)) return false;
+    };
+    each_part([&](const Part& p, int64_t at, int64_t end) { move(ex, p, sweeps, values.view().row_range(at, end)); });
+    if (!code(first, values)) return false;
     add(ex, values, own, -1);
-    at = 0;
-    for (const Part& p : step.parts) {
-      const int64_t n = p.end - p.begin;
-      ex.copy(own.view().row_range(at, at + n), errors[static_cast<size_t>(p.set)].view().row_range(p.begin, p.end));
-      at += n;
-    }
+    each_part([&](const Part& p, int64_t at, int64_t end) {
+      const Tensor& errors = sets_[static_cast<size_t>(p.set)].errors;
+      ex.copy(own.view().row_range(at, end), errors.view().row_range(p.begin, p.end));
+    });
+    first += some;
   }
   return true;
 }
 
-int64_t coupled_bytes(int64_t out, int64_t in) {
+bool CoupledRows::walk(Exec& ex, ConstTensorView target, const Code& code) {
+  for (Set& set : sets_) set.errors = ex.alloc(DType::f32, {set.factor.rows(), target.cols()});
+  return pass(ex, target, false, code);
+}
+
+bool CoupledRows::sweep(Exec& ex, ConstTensorView target, const Code& code) { return pass(ex, target, true, code); }
+
+int64_t coupled_bytes(int64_t out, int64_t in, bool sweeps) {
   const int64_t n = OutputCurvature::rows_of(out, 0), some = (out + kCoupledSteps - 1) / kCoupledSteps;
+  const int64_t kept = sweeps ? OutputCurvature::bytes(out) : 0, blocks = (sweeps ? 8 : 4) * n * n / kCoupledSteps;
   // Factoring a set, in f64; or errors, and of a step its rows in three places.
-  return std::max(12 * n * n, 4 * out * in + 12 * some * in + 4 * n * n / kCoupledSteps);
+  return kept + std::max(12 * n * n, 4 * out * in + 12 * some * in + blocks);
 }
 
 }  // namespace fewbit

@@ -17,9 +17,11 @@
 #include "src/quant/plan/method_bytes.h"
 #include "src/quant/plan/plan.h"
 #include "src/quant/plan/plan_ends.h"
+#include "src/quant/plan/residual_aim.h"
 #include "src/quant/plan/stop_choice.h"
 #include "src/quant/plan/time_plan.h"
 #include "src/quant/plan/waves.h"
+#include "src/quant/plan/way_back.h"
 #include "src/run/moe.h"
 
 namespace fewbit {
@@ -41,7 +43,8 @@ class Estimate {
         cross_(has(plan.needs, Needs::cross)),
         streams_(cross_ ? 2 : 1),
         curves_(weighs_outputs(plan)),
-        gradient_(curves_ ? curvature_tokens(chunks_.windows, chunks_.length) * spec_.hidden * elem_ : 0),
+        gradient_(curves_ ? curvature_tokens(chunks_.windows, chunks_.length, walk_tokens(plan)) * spec_.hidden * elem_
+                          : 0),
         ranks_(o.ranks) {}
 
   // A phase at a layer: what it needs, and the bytes of all states there are then.
@@ -155,10 +158,10 @@ class Estimate {
       const size_t next = kept.count(i) > 0 ? i : cheapest_cut(ops, base, i).value_or(base);
       if (moe && waves.weights) states += own_rows(chunks_) * moe->hidden * 4 * streams_;  // what the experts answer
       const int64_t experts = moe && !whole_block ? weights_of(ops, i, i + 1, waves) * elem_ * streams_ : 0;
-      const int64_t sums = sums_bytes(ops[i], waves);
+      const auto [residual, rows] = errors_at(layer, i);
       const int64_t chunk =
           std::max(chunk_bytes(ops, base, i), last == i ? run_on_bytes(ops, i) + choice_bytes(ops) : 0);
-      const int64_t gathered = sums + gather_bytes(layer, ops[i], waves);
+      const int64_t gathered = sums_bytes(ops[i], waves) + gather_bytes(layer, ops[i], waves) + residual + rows;
       // A mixture's tokens are counted by the pass that moves the cut, and summed by those behind it.
       reach("observe", table + loaded_at(i) + on + experts + chunk + (moe ? 0 : gathered) + routing_bytes(ops[i]),
             states + std::max(stop(base), stop(next)));
@@ -170,8 +173,8 @@ class Estimate {
       if (last == i) streams = 1;
       const int64_t replaced = moe ? 0 : weights_of(ops, i, i + 1, waves) * elem_;
       reach("quantize",
-            table + loaded_at(i) + experts + largest_sums(ops[i], waves) + replaced + work_bytes(layer, ops[i]) +
-                lanes_bytes(layer, ops[i], waves) + routing_bytes(ops[i]),
+            table + loaded_at(i) + experts + largest_sums(ops[i], waves) + residual + replaced +
+                work_bytes(layer, ops[i]) + lanes_bytes(layer, ops[i], waves) + routing_bytes(ops[i]),
             states + stop(base));
       if (moe && waves.weights)
         reach("forward",
@@ -259,6 +262,10 @@ class Estimate {
           p && p->recipe.spec.activations != ActQuant::none)
         return bytes + piece * in + kSampleTokens * in * elem_;
     return bytes;
+  }
+  ErrorBytes errors_at(int64_t layer, size_t at) const {
+    const int64_t in = linears_of(spec_.block(layer)[at]).front().in_features;
+    return error_bytes(error_features(plan_, spec_, layer, at), in, kind_, elem_, chunks_.most_rows(), ranks_);
   }
   // Rows of a chunk that another process brings.
   int64_t received_bytes(int64_t in) const { return ranks_ == 1 ? 0 : chunks_.most_rows() * in * elem_ * streams_; }

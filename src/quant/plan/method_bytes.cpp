@@ -66,7 +66,8 @@ int64_t program_bytes(Device::Kind kind) {
 int64_t method_bytes(Device::Kind kind, const PlannedLinear& p, bool sibling) {
   const int64_t in = p.linear.in, sums = has(p.recipe.needs(), Needs::gram) ? 2 * in * in : 0;
   const int64_t turned = p.recipe.spec.turn ? 4 * (p.linear.out * in + sums) : 0;  // beside those of the input itself
-  const int64_t coupled = p.recipe.weighs_outputs ? coupled_bytes(p.linear.out, in) : 0;
+  const int64_t coupled =
+      p.recipe.weighs_outputs ? coupled_bytes(p.linear.out, in, p.recipe.effort == Effort::best) : 0;
   return bytes_of_method(kind, p, sibling) + turned + coupled;
 }
 

@@ -260,7 +260,7 @@ LinearJob job_of(const PlannedLinear& p, ConstTensorView weight, const InputStat
           .effort = p.recipe.effort,
           .act_order = p.recipe.act_order,
           .damp = p.recipe.damp,
-          .shifts_targets = p.recipe.shifts_targets};
+          .shifts_targets = p.recipe.targets != Targets::off};
 }
 
 void QuantPlan::add(PlannedLinear p) {

@@ -23,6 +23,9 @@ constexpr std::array<std::pair<Effort, std::string_view>, 4> kEfforts{{{Effort::
 constexpr std::array<std::pair<ActOrder, std::string_view>, 4> kActOrders{
     {{ActOrder::off, "off"}, {ActOrder::static_groups, "static"}, {ActOrder::gar, "gar"}, {ActOrder::full, "full"}}};
 
+constexpr std::array<std::pair<Targets, std::string_view>, 3> kTargets{
+    {{Targets::residual, "on"}, {Targets::inputs, "inputs"}, {Targets::off, "off"}}};
+
 constexpr std::array<std::pair<ActQuant, std::string_view>, 3> kActivations{
     {{ActQuant::none, "off"}, {ActQuant::token, "token"}, {ActQuant::tensor, "tensor"}}};
 
@@ -162,7 +165,7 @@ constexpr Setting kSettings[] = {
     {"alpha", [](Recipe& r, std::string_view v) { r.migration = migration_from(v); }},
     {"scale", [](Recipe& r, std::string_view v) { r.scale = scale_from(v); }},
     {"damp", [](Recipe& r, std::string_view v) { r.damp = damp_from(v); }},
-    {"targets", [](Recipe& r, std::string_view v) { r.shifts_targets = on_or_off("targets= (--targets)", v); }},
+    {"targets", [](Recipe& r, std::string_view v) { r.targets = targets_from(v); }},
     {"curvature", [](Recipe& r, std::string_view v) { r.weighs_outputs = on_or_off("curvature= (--curvature)", v); }},
     {"effort", [](Recipe& r, std::string_view v) { r.effort = effort_from(v); }},
     {"kv", [](Recipe& r, std::string_view v) { r.fp8_kv_cache = fp8_kv_cache_from(v); }},
@@ -275,6 +278,8 @@ std::string_view name_of(ActOrder a) { return to_name(kActOrders, a); }
 Effort effort_from(std::string_view s) { return from_name(kEfforts, "effort= (--effort)", s); }
 ActOrder act_order_from(std::string_view s) { return from_name(kActOrders, "act= (--act-order)", s); }
 std::string_view name_of(ActQuant a) { return to_name(kActivations, a); }
+std::string_view name_of(Targets t) { return to_name(kTargets, t); }
+Targets targets_from(std::string_view s) { return from_name(kTargets, "targets= (--targets)", s); }
 ActQuant activations_from(std::string_view s) { return from_name(kActivations, "acts= (--acts)", s); }
 
 std::string Recipe::chain_str() const { return (rotates ? std::string(kRotate) : "") + join(chain, "+"); }
@@ -334,7 +339,7 @@ Recipe overlay(Recipe base, const Recipe& over) {
   if (over.effort) base.effort = over.effort;
   if (over.scale) base.scale = over.scale;
   if (over.damp) base.damp = over.damp;
-  if (over.shifts_targets) base.shifts_targets = over.shifts_targets;
+  if (over.targets) base.targets = over.targets;
   if (over.weighs_outputs) base.weighs_outputs = over.weighs_outputs;
   if (over.fp8_kv_cache) base.fp8_kv_cache = over.fp8_kv_cache;
   if (over.migration) base.migration = over.migration;

@@ -58,7 +58,7 @@ struct Recipe {
   std::optional<Effort> effort{};
   std::optional<DType> scale{};
   std::optional<float> damp{};
-  std::optional<bool> shifts_targets{};  // targets=on | off
+  std::optional<Targets> targets{};      // targets=on | inputs | off
   std::optional<bool> weighs_outputs{};  // curvature=on | off
   std::optional<bool> fp8_kv_cache{};    // kv=fp8 | kv=bf16: calibrate the scales of an FP8 key/value cache
   std::optional<Migration> migration{};  // alpha=0.5, alpha=search
@@ -82,9 +82,14 @@ Recipe overlay(Recipe base, const Recipe& over);
 std::string_view name_of(Effort);
 std::string_view name_of(ActOrder);
 std::string_view name_of(ActQuant);
+std::string_view name_of(Targets);
 Effort effort_from(std::string_view);  // Error{usage} listing the names
 ActOrder act_order_from(std::string_view);
 ActQuant activations_from(std::string_view);
+Targets targets_from(std::string_view);
+// Where the recipe does not say: errors of the residual stream cost another sum at two inputs of a block, which `quick`
+// does without.
+constexpr Targets usual_targets(Effort e) { return e == Effort::quick ? Targets::inputs : Targets::residual; }
 
 // What `auto` aims at where the recipe does not say.
 inline constexpr double kDefaultTargetBits = 4.25;
@@ -97,11 +102,13 @@ struct FullRecipe {
   ActOrder act_order = ActOrder::off;
   Effort effort = Effort::standard;
   float damp = 0.01f;
-  // Aims at the weight that reproduces the unquantized output, for which a second, unquantized stream runs beside the
-  // quantized one. Off: at the weight itself, one stream, about half of the calibration's time.
-  bool shifts_targets = true;
+  // All but off: a second, unquantized stream runs beside the quantized one. Off: one stream, about half of the
+  // calibration's time.
+  Targets targets = Targets::residual;
   // Weighs errors of a linear's outputs by what the model makes of them (src/quant/output_curvature.h).
   bool weighs_outputs = false;
+  bool weighs_where_it_can =
+      false;               // effort=best asks for it, nobody else does: a model without a way back goes without
   float percentile = 100;  // of |x| that a static scale of the inputs reaches
   bool fp8_kv_cache = false;
   std::optional<uint64_t> rotation{};  // the seed, where the whole model is turned first
@@ -116,6 +123,7 @@ struct FullRecipe {
   bool learns_rounding() const;
   // True where a method can weigh outputs: it solves rows one by one on an integer grid, beside the unquantized stream.
   bool can_weigh_outputs() const;
+  bool weighs_by_itself() const;  // without being asked: at effort=best
 };
 // Fills in the contract's defaults; a chain of transforms alone ends in rtn, `auto` is gptq with bits and groups to be
 // chosen (src/quant/search/mixed_precision.h). Error{usage} for an empty chain, a method or transform that does not

@@ -174,10 +174,11 @@ FullRecipe resolve(const Recipe& r) {
   f.act_order = r.act_order.value_or(ActOrder::off);
   f.effort = r.effort.value_or(Effort::standard);
   f.damp = r.damp.value_or(0.01f);
-  f.shifts_targets = r.shifts_targets.value_or(true);
-  if (r.shifts_targets == true && !has(f.needs(), Needs::cross))
-    fail(ErrorKind::usage, fmt::format("targets=on has no meaning for {}, which knows no unquantized stream",
-                                       f.effort == Effort::reference ? "effort=reference" : r.chain_str()));
+  f.targets = r.targets.value_or(usual_targets(f.effort));
+  if (r.targets.value_or(Targets::off) != Targets::off && !has(f.needs(), Needs::cross))
+    fail(ErrorKind::usage,
+         fmt::format("targets={} has no meaning for {}, which knows no unquantized stream", name_of(*r.targets),
+                     f.effort == Effort::reference ? "effort=reference" : r.chain_str()));
   f.percentile = r.percentile.value_or(100.f);
   if (f.percentile < 100 && f.spec.activations != ActQuant::tensor)
     fail(ErrorKind::usage,
@@ -192,7 +193,8 @@ FullRecipe resolve(const Recipe& r) {
     choose_blocks(r, f);
   else if (f.format != r.format && !r.format.empty())
     fail(ErrorKind::usage, fmt::format("format \"{}\": only gguf takes a type behind a colon", r.format));
-  f.weighs_outputs = r.weighs_outputs.value_or(false);
+  f.weighs_where_it_can = f.weighs_by_itself() && !r.weighs_outputs;
+  f.weighs_outputs = r.weighs_outputs.value_or(f.weighs_where_it_can);
   if (f.weighs_outputs && !f.can_weigh_outputs())
     fail(
         ErrorKind::usage,
@@ -219,7 +221,8 @@ Needs needs_of_all(const FullRecipe& f) {
 
 Needs FullRecipe::needs() const {
   Needs all = needs_of_all(*this);
-  if (effort == Effort::reference || !shifts_targets) all = without(all, Needs::cross);
+  if (effort == Effort::reference || targets == Targets::off) all = without(all, Needs::cross);
+  if (has(all, Needs::cross) && targets == Targets::residual) all = all | Needs::residual;
   return spec.activations == ActQuant::tensor ? all | Needs::range : all;
 }
 
@@ -227,6 +230,8 @@ bool FullRecipe::learns_rounding() const {
   return effort == Effort::best && spec.grid == Grid::integer && spec.bits <= 3 && spec.activations == ActQuant::none &&
          has(needs(), Needs::cross) && act_order != ActOrder::full;
 }
+
+bool FullRecipe::weighs_by_itself() const { return effort == Effort::best && can_weigh_outputs(); }
 
 bool FullRecipe::can_weigh_outputs() const {
   return method == &method_gptq && spec.grid == Grid::integer && !blocks && has(needs(), Needs::cross);
@@ -247,9 +252,10 @@ std::string FullRecipe::str() const {
   if (percentile < 100) s += fmt::format(" percentile={}", percentile);
   if (migration.alpha) s += fmt::format(" alpha={}", *migration.alpha);
   if (damp != 0.01f) s += fmt::format(" damp={}", damp);
-  if (!shifts_targets && effort != Effort::reference && has(needs_of_all(*this), Needs::cross)) s += " targets=off";
+  if (targets != usual_targets(effort) && effort != Effort::reference && has(needs_of_all(*this), Needs::cross))
+    s += fmt::format(" targets={}", name_of(targets));
   if (effort != Effort::standard) s += fmt::format(" effort={}", name_of(effort));
-  if (weighs_outputs) s += " curvature=on";
+  if (weighs_outputs != weighs_by_itself()) s += weighs_outputs ? " curvature=on" : " curvature=off";
   if (blocks) s += fmt::format(" format={}:{}", format, blocks->name);
   return s;
 }

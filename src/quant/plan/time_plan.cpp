@@ -11,6 +11,8 @@
 #include "src/quant/plan/disk_plan.h"
 #include "src/quant/plan/plan_ends.h"
 #include "src/quant/plan/rates/rates.h"
+#include "src/quant/plan/residual_aim.h"
+#include "src/quant/plan/way_back.h"
 #include "src/run/moe.h"
 
 namespace fewbit {
@@ -114,7 +116,7 @@ class Times {
     for (const PlannedPass& p : passes_of(ckpt_, plan_, layer)) {
       t_.phases["forward"] += forward_seconds(rates_, kind, p, chunks_.tokens(), streams_ > 1);
       t_.phases["forward"] += states(layer, p.begin) + (p.begins_next != p.begin ? states(layer, p.begins_next) : 0);
-      if (p.observes) t_.phases["observe"] += observe(kind, p.stop, ops[p.stop]);
+      if (p.observes) t_.phases["observe"] += observe(kind, p.stop, ops[p.stop]) + errors(layer, p.stop);
     }
   }
   // What lies in front of an op goes through memory, or the disk where there is no room for it.
@@ -135,6 +137,14 @@ class Times {
     if (!m) return summed() * sums(linears_of(op).front().in_features);
     const double gate_up = (m->gated() ? 2. / 3. : 1. / 2.) * rates_.op[static_cast<size_t>(kind)][at] * wide(streams_);
     return tokens() * (m->top_k * (sums(m->gate.in_features) + sums(m->down.in_features)) + gate_up);
+  }
+
+  // Sums of the residual stream's errors: the cross sums of an input are as many products for each of its features.
+  double errors(int64_t layer, size_t at) const {
+    const int64_t features = error_features(plan_, spec_, layer, at);
+    if (features == 0) return 0;
+    const int64_t in = linears_of(spec_.block(layer)[at]).front().in_features;
+    return summed() * rates_.cross.at(in) * wide(features) / wide(in);
   }
 
   void linears_at(int64_t layer, const BlockOp& op) {
@@ -165,7 +175,7 @@ class Times {
   // Windows of the unquantized stream forward, and twice forward and back, all in f32.
   void curve(int64_t layer) {
     if (!curves_) return;
-    const double tokens = wide(curvature_tokens(chunks_.windows, chunks_.length));
+    const double tokens = wide(curvature_tokens(chunks_.windows, chunks_.length, walk_tokens(plan_)));
     const std::vector<double>& ops = rates_.op_f32.at(static_cast<size_t>(spec_.kind(layer)));
     double s = 7 * tokens * std::accumulate(ops.begin(), ops.end(), 0.0);
     if (weighs_outputs(plan_, layer))

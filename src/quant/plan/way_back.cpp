@@ -24,6 +24,13 @@ bool weighs_outputs(const QuantPlan& plan, std::optional<int64_t> layer) {
          });
 }
 
+int64_t walk_tokens(const QuantPlan& plan) {
+  const bool best = std::any_of(plan.linears.begin(), plan.linears.end(), [](const PlannedLinear& p) {
+    return p.recipe.weighs_outputs && p.recipe.effort == Effort::best;
+  });
+  return best ? kCurvatureTokensOfBest : kCurvatureTokens;
+}
+
 void ask_for_the_way_back(const ModelSpec& spec, PlannedLinear& p, const std::function<void(std::string)>& refuse) {
   if (is_end(p.linear)) {
     p.recipe.weighs_outputs = false;
@@ -35,7 +42,11 @@ void ask_for_the_way_back(const ModelSpec& spec, PlannedLinear& p, const std::fu
                                    p.recipe.method->name));
   if (!p.recipe.weighs_outputs) return;
   const std::string what = without_curvature(spec);
-  if (!what.empty()) refuse(fmt::format("curvature=on: there is no way back through {}; leave it out", what));
+  if (what.empty()) return;
+  if (!p.recipe.weighs_where_it_can)
+    return refuse(fmt::format("curvature=on: there is no way back through {}; leave it out", what));
+  p.recipe.weighs_outputs = false;
+  add_note(p.note, fmt::format("outputs by themselves: there is no way back through {}", what));
 }
 
 void bound_learning(const ModelSpec& spec, const PlanOptions& o, QuantPlan& plan) {

@@ -17,8 +17,8 @@ const Method& method_for(const QuantSpec& spec, bool embedding) {
 
 InputStats stats_of_head(Exec& ex, Runner& runner, ConstTensorView base) {
   const Tensor normed = runner.final_normed(base);
-  const EachChunk each = [&](const auto& show) { show(normed, ConstTensorView{}); };
-  return observe_input(ex, each, normed.rows(), normed.cols(), false, {});
+  const EachChunk each = [&](const auto& show) { show({normed}); };
+  return observe_input(ex, each, normed.rows(), {.in = normed.cols()}, {});
 }
 
 }  // namespace

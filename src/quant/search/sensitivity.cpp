@@ -110,7 +110,7 @@ class Measurement {
   }
   EachChunk input_of(int64_t layer, size_t op, Slot slot) {
     return [this, layer, op, slot](const auto& show) {
-      pass(layer, op, [&](const Activations& act) { show(act[slot], ConstTensorView{}); });
+      pass(layer, op, [&](const Activations& act) { show({act[slot]}); });
     };
   }
 
@@ -122,7 +122,7 @@ class Measurement {
       return [this, layer, index, group, shared](const std::string&) {
         if (shared->gram.empty())
           *shared = observe_input(ex_, input_of(layer, index, group->in), calibration_.chunks().tokens(),
-                                  group->items[0].in_features, false, {});
+                                  {.in = group->items[0].in_features}, {});
         return shared;
       };
     }

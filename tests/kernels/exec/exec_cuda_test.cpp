@@ -3,17 +3,20 @@
 #include <string>
 
 #include "kernels/attention/attention.h"
+#include "kernels/exec/rough_products.h"
 #include "kernels/model/add.h"
 #include "kernels/products/gemm.h"
 #include "kernels/statistics/nll.h"
 #include "src/core/rng.h"
 #include "tests/support/support.h"
+#include "tests/support/tolerance.h"
 
 namespace fewbit {
 namespace {
 
 using test::first_difference;
 using test::random_normal;
+using test::relative_error;
 
 Tensor random_bytes(int64_t count, uint64_t seed) {
   const Rng rng(seed, "random_bytes");
@@ -66,6 +69,29 @@ TEST(ExecCuda, ZeroesInStreamOrder) {
   Exec ex = Exec::cuda(0);
   const Tensor t = ex.alloc_zeros(DType::f32, {1023});
   EXPECT_EQ(first_difference(ex.to_host(t), Tensor::host_zeros(DType::f32, {1023})), "");
+}
+
+// Factors are rounded while one lives, and kept behind it.
+TEST(ExecCuda, RoughProductsAreRoughOnlyWhereTheyAreAskedFor) {
+  FEWBIT_NEEDS_GPU();
+  Exec ex = Exec::cuda(0);
+  constexpr int64_t kN = 256;
+  const Tensor a = ex.to_device(random_normal(DType::f32, {kN, kN}, 1)),
+               b = ex.to_device(random_normal(DType::f32, {kN, kN}, 2));
+  const auto product = [&] {
+    const Tensor c = ex.alloc(DType::f32, {kN, kN});
+    matmul(ex, {.a = mat<float>(a), .b = mat<float>(b), .c = mat<float>(c)});
+    return ex.to_host(c);
+  };
+  const Tensor before = product();
+  Tensor rough;
+  {
+    const RoughProducts scope(ex);
+    rough = product();
+  }
+  EXPECT_EQ(first_difference(product(), before), "");
+  EXPECT_GT(relative_error(rough, before), tol::kF32Op);
+  EXPECT_LT(relative_error(rough, before), tol::kTf32Product);
 }
 
 // A decode step as the engine records it: nothing of the positions is known to the host.

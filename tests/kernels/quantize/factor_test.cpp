@@ -48,38 +48,51 @@ FEWBIT_DEVICE_TEST(Factor, FailureIsAStatus) {
   }
 }
 
+// How far (t - w) (gram + lambda) is from share times w (cross - gram) + more, relative to the latter.
+double shift_error(const Tensor& t, const Tensor& w, const Tensor& cross, const Tensor& gram, float lambda,
+                   const Tensor& more, double share) {
+  const int64_t out = w.rows(), n = w.cols();
+  const Matrix hd = damped(gram, lambda);
+  double diff = 0, norm = 0;
+  for (int64_t o = 0; o < out; ++o)
+    for (int64_t j = 0; j < n; ++j) {
+      double left = 0, right = more ? share * more.as<float>()[o * n + j] : 0;
+      for (int64_t i = 0; i < n; ++i) {
+        left += (static_cast<double>(t.as<float>()[o * n + i]) - w.as<float>()[o * n + i]) *
+                hd[static_cast<size_t>(i * n + j)];
+        right += share * w.as<float>()[o * n + i] *
+                 (static_cast<double>(cross.as<float>()[i * n + j]) - gram.as<float>()[i * n + j]);
+      }
+      diff += (left - right) * (left - right);
+      norm += right * right;
+    }
+  return std::sqrt(diff / norm);
+}
+
 FEWBIT_DEVICE_TEST(ShiftTargets, SolvesTheRegressionOfTheUnquantizedOutput) {
+  const double bound = ex.on_cuda() ? tol::kShiftResidualOfTerms : tol::kShiftResidual;
   for (const auto& [out, n] : {std::pair<int64_t, int64_t>{70, 150}, {9, kSolveCols + 76}}) {
     Tensor gram = correlated_gram(n, 400, 7), cross = correlated_gram(n, 400, 8);
+    const Tensor w = random_normal(DType::f32, {out, n}, 9, 0.1f), more = random_normal(DType::f32, {out, n}, 10, 50);
     for (int64_t i = 0; i < n; ++i)  // input 3 was never seen in the quantized stream
       gram.as<float>()[3 * n + i] = gram.as<float>()[i * n + 3] = cross.as<float>()[i * n + 3] = 0;
-    const Tensor w = random_normal(DType::f32, {out, n}, 9, 0.1f);
+    for (int64_t o = 0; o < out; ++o) more.as<float>()[o * n + 3] = 0;
     const float lambda = 0.01f * mean_diagonal(gram);
     const Tensor target = poisoned(ex, DType::f32, {out, n}), by_matrix = poisoned(ex, DType::f32, {out, n}),
                  m = poisoned(ex, DType::f32, {n, n});
-    ASSERT_TRUE(shift_targets(ex, ex.to_device(w), ex.to_device(cross), ex.to_device(gram), lambda, target).ok());
+    const Tensor dw = ex.to_device(w), dc = ex.to_device(cross), dg = ex.to_device(gram);
+    ASSERT_TRUE(shift_targets(ex, dw, dc, dg, lambda, {}, 1, target).ok());
     const Tensor t = ex.to_host(target);
-    ASSERT_TRUE(shift_matrix(ex, ex.to_device(cross), ex.to_device(gram), lambda, m).ok());
-    apply_shift(ex, ex.to_device(w), m, by_matrix);
+    ASSERT_TRUE(shift_matrix(ex, dc, dg, lambda, 1, m).ok());
+    apply_shift(ex, dw, m, by_matrix);
     EXPECT_LT(relative_error(ex.to_host(by_matrix), t), tol::kF32Product);
-    // (t - w) (gram + lambda) = w (cross - gram)
-    const Matrix hd = damped(gram, lambda);
-    double diff = 0, norm = 0;
-    for (int64_t o = 0; o < out; ++o) {
-      EXPECT_EQ(t.as<float>()[o * n + 3], w.as<float>()[o * n + 3]);
-      for (int64_t j = 0; j < n; ++j) {
-        double left = 0, right = 0;
-        for (int64_t i = 0; i < n; ++i) {
-          left += (static_cast<double>(t.as<float>()[o * n + i]) - w.as<float>()[o * n + i]) *
-                  hd[static_cast<size_t>(i * n + j)];
-          right += w.as<float>()[o * n + i] *
-                   (static_cast<double>(cross.as<float>()[i * n + j]) - gram.as<float>()[i * n + j]);
-        }
-        diff += (left - right) * (left - right);
-        norm += right * right;
-      }
-    }
-    EXPECT_LT(std::sqrt(diff / norm), ex.on_cuda() ? tol::kShiftResidualOfTerms : tol::kShiftResidual);
+    EXPECT_LT(shift_error(t, w, cross, gram, lambda, {}, 1), bound);
+    ASSERT_TRUE(shift_targets(ex, dw, dc, dg, lambda, ex.to_device(more), 0.5f, target).ok());
+    const Tensor further = ex.to_host(target);
+    EXPECT_GT(relative_error(further, t), tol::kF32Product);
+    EXPECT_LT(shift_error(further, w, cross, gram, lambda, more, 0.5), bound);
+    for (int64_t o = 0; o < out; ++o)
+      for (const Tensor* x : {&t, &further}) EXPECT_EQ(x->as<float>()[o * n + 3], w.as<float>()[o * n + 3]);
   }
 }
 
@@ -87,7 +100,7 @@ FEWBIT_DEVICE_TEST(ShiftTargets, EqualStreamsShiftNothing) {
   const Tensor gram = ex.to_device(correlated_gram(64, 200, 3)),
                w = ex.to_device(random_normal(DType::f32, {5, 64}, 4));
   const Tensor target = poisoned(ex, DType::f32, {5, 64});
-  ASSERT_TRUE(shift_targets(ex, w, gram, gram, 1.f, target).ok());
+  ASSERT_TRUE(shift_targets(ex, w, gram, gram, 1.f, {}, 1, target).ok());
   EXPECT_EQ(first_difference(ex.to_host(target), ex.to_host(w)), "");
 }
 

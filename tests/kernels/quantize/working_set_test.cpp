@@ -46,7 +46,7 @@ TEST(WorkingSet, IsWhatTheFormulasSay) {
                      factor_bytes(n, p));
     const Tensor target = ex.alloc(DType::f32, {out, n});
     expect_formula("shift_targets", out, n,
-                   counted(ex, [&] { ASSERT_TRUE(shift_targets(ex, a, cross, h, 1, target).ok()); }),
+                   counted(ex, [&] { ASSERT_TRUE(shift_targets(ex, a, cross, h, 1, {}, 1, target).ok()); }),
                    shift_bytes(Device::cpu, out, n));
     expect_formula("gram_loss", out, n, counted(ex, [&] { gram_loss(ex, a, b, h, loss); }),
                    gram_loss_bytes(Device::cpu, out, n));

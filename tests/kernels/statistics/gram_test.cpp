@@ -10,12 +10,12 @@ using namespace test;
 
 Matrix product_reference(const Tensor& a, const Tensor& b) {
   const Tensor fa = to_f32(a), fb = to_f32(b);
-  const int64_t n = a.cols();
-  Matrix d(static_cast<size_t>(n * n), 0.0);
+  const int64_t m = a.cols(), n = b.cols();
+  Matrix d(static_cast<size_t>(m * n), 0.0);
   for (int64_t t = 0; t < a.rows(); ++t)
-    for (int64_t i = 0; i < n; ++i)
+    for (int64_t i = 0; i < m; ++i)
       for (int64_t j = 0; j < n; ++j)
-        d[static_cast<size_t>(i * n + j)] += static_cast<double>(fa.as<float>()[t * n + i]) * fb.as<float>()[t * n + j];
+        d[static_cast<size_t>(i * n + j)] += static_cast<double>(fa.as<float>()[t * m + i]) * fb.as<float>()[t * n + j];
   return d;
 }
 
@@ -43,6 +43,21 @@ FEWBIT_DEVICE_TEST(Gram, SumsOuterProductsOntoWhatIsThere) {
       Matrix twice = product_reference(x, x);
       for (double& v : twice) v *= 2;
       EXPECT_LT(error_against(ex.to_host(g), twice), tol::kF32Op) << n;
+    }
+}
+
+// Products of two kinds of rows, in bands too.
+FEWBIT_DEVICE_TEST(Gram, CrossSumsNeedNotBeSquare) {
+  const int64_t tile = gram_tile(ex.device().kind);
+  for (const DType dtype : {DType::f32, DType::bf16})
+    for (const auto& [m, n] : {std::pair<int64_t, int64_t>{1, 40}, {130, 33}, {33, 300}, {tile + 20, 70}}) {
+      const Tensor a = random_normal(dtype, {70, m}, 3), b = random_normal(dtype, {70, n}, 4);
+      const Tensor whole = ex.alloc_zeros(DType::f32, {m, n}), bands = ex.alloc_zeros(DType::f32, {m, n});
+      const Tensor da = ex.to_device(a), db = ex.to_device(b);
+      cross_gram(ex, da, db, whole);
+      EXPECT_LT(error_against(ex.to_host(whole), product_reference(a, b)), tol::kF32Op) << m << " x " << n;
+      for (const RowBand r : {RowBand{tile}, RowBand{0, tile}}) cross_gram(ex, da, db, bands, r);
+      EXPECT_EQ(first_difference(ex.to_host(bands), ex.to_host(whole)), "") << m << " x " << n;
     }
 }
 

@@ -53,23 +53,28 @@ std::vector<float> coupled_matrix(int64_t n) {
 FEWBIT_DEVICE_TEST(CoupledRows, ErrorsTogetherAreSmaller) {
   constexpr int64_t kOut = 70, kIn = 40;
   const std::vector<float> h = coupled_matrix(kOut);
-  OutputCurvature curvature;
+  OutputCurvature curvature{.tokens = int64_t{1} << 24};  // trusted whole
   curvature.sets.push_back(ex.alloc(DType::f32, {kOut, kOut}));
   ex.copy(upload(ex, h).view().reshaped({kOut, kOut}), curvature.sets[0]);
-  const std::optional<CoupledRows> rows = CoupledRows::of(ex, curvature, kOut);
+  std::optional<CoupledRows> rows = CoupledRows::of(ex, curvature, kOut, true);
   ASSERT_TRUE(rows);
   std::vector<float> w(kOut * kIn);
   const Rng rng(3);
   for (size_t i = 0; i < w.size(); ++i) w[i] = static_cast<float>(4 * rng.uniform_at(i));
-  std::vector<float> walked;
-  ASSERT_TRUE(rows->walk(ex, upload(ex, w).view().reshaped({kOut, kIn}), [&](TensorView target) {
-    const Tensor host = ex.to_host(target);
+  std::vector<float> walked(w.size());
+  size_t given = 0;
+  const Tensor target = ex.alloc(DType::f32, {kOut, kIn});
+  ex.copy(upload(ex, w).view().reshaped({kOut, kIn}), target);
+  const auto code = [&](int64_t first, TensorView rows_target) {
+    const Tensor host = ex.to_host(rows_target);
     for (int64_t i = 0; i < host.numel(); ++i) host.as<float>()[i] = std::nearbyint(host.as<float>()[i]);
-    walked.insert(walked.end(), host.as<float>(), host.as<float>() + host.numel());
-    ex.copy(ex.to_device(host), target);
+    std::copy_n(host.as<float>(), host.numel(), walked.begin() + first * kIn);
+    given += static_cast<size_t>(host.numel());
+    ex.copy(ex.to_device(host), rows_target);
     return true;
-  }));
-  ASSERT_EQ(walked.size(), w.size());
+  };
+  ASSERT_TRUE(rows->walk(ex, target, code));
+  ASSERT_EQ(given, w.size());
   const Tensor place = ex.to_host(rows->place());
   std::vector<int> seen(kOut, 0);
   for (int64_t r = 0; r < kOut; ++r) ++seen[static_cast<size_t>(place.as<int32_t>()[r])];
@@ -84,10 +89,14 @@ FEWBIT_DEVICE_TEST(CoupledRows, ErrorsTogetherAreSmaller) {
                  (w[static_cast<size_t>(b * kIn + c)] - value(b, c));
     return all;
   };
-  const double together =
-      loss([&](int64_t r, int64_t c) { return walked[static_cast<size_t>(place.as<int32_t>()[r] * kIn + c)]; });
+  const auto of_walk = [&](int64_t r, int64_t c) {
+    return walked[static_cast<size_t>(place.as<int32_t>()[r] * kIn + c)];
+  };
+  const double together = loss(of_walk);
   const double alone = loss([&](int64_t r, int64_t c) { return std::nearbyint(w[static_cast<size_t>(r * kIn + c)]); });
   EXPECT_LT(together, 0.7 * alone);
+  ASSERT_TRUE(rows->sweep(ex, target, code));
+  EXPECT_LT(loss(of_walk), together) << "a descent";
 }
 
 QuantReport run(const Checkpoint& c, const std::string& recipe, const std::filesystem::path& out, QuantJob job = {}) {
@@ -132,6 +141,10 @@ TEST(Curvature, IsRefusedWhereItCannotBe) {
                              "gptq effort=reference curvature=on", "gptq format=gguf:q4_0 curvature=on"})
     EXPECT_THROW(resolve(parse_recipe(recipe)), Error) << recipe;
   EXPECT_EQ(resolve(parse_recipe("gptq int4 g128 curvature=on")).str(), "gptq int4 g128 sym curvature=on");
+  EXPECT_EQ(resolve(parse_recipe("gptq int4 g128 effort=best curvature=on")).str(), "gptq int4 g128 sym effort=best");
+  EXPECT_TRUE(resolve(parse_recipe("gptq int4 g128 effort=best")).weighs_outputs);
+  EXPECT_FALSE(resolve(parse_recipe("gptq int4 g128 effort=best curvature=off")).weighs_outputs);
+  EXPECT_FALSE(resolve(parse_recipe("gptq fp8 effort=best")).weighs_outputs) << "not where it cannot";
   const TempDir dir;
   synthesize(dir / "moe", {.preset = "tiny-moe"}, {});
   const Checkpoint c = Checkpoint::open(dir / "moe");
@@ -139,6 +152,12 @@ TEST(Curvature, IsRefusedWhereItCannotBe) {
       make_plan(c, {.base = parse_recipe("gptq int4 g32 curvature=on"), .tokens = 32, .seq_len = 16});
   ASSERT_FALSE(plan.refusals.empty());
   EXPECT_NE(plan.refusals[0].reason.find("a mixture of experts"), std::string::npos) << plan.refusals[0].reason;
+  // Who did not ask for it by name goes without, and is told.
+  const QuantPlan best = make_plan(c, {.base = parse_recipe("gptq int4 g32 effort=best"), .tokens = 32, .seq_len = 16});
+  EXPECT_TRUE(best.refusals.empty());
+  ASSERT_FALSE(best.linears.empty());
+  EXPECT_NE(best.linears[0].note.find("no way back through a mixture of experts"), std::string::npos)
+      << best.linears[0].note;
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "src/core/strings.h"
 #include "src/core/text/with_error.h"
 #include "src/quant/loop/learn/learned_rounding.h"
+#include "src/quant/plan/recipe.h"
 
 namespace fewbit::cli {
 namespace {
@@ -30,11 +31,11 @@ std::string cut_short_line(const QuantReport& r) {
 // Counts the linears that were to be coded by the curvature of their outputs and could not be; "" where all were.
 std::string uncoupled_line(const QuantReport& r) {
   const auto n = std::count_if(r.linears.begin(), r.linears.end(), [](const LinearRecord& l) {
-    return !l.coupled && !l.lossless && l.recipe.find("curvature=on") != std::string::npos;
+    return !l.coupled && !l.lossless && resolve(parse_recipe(l.recipe)).weighs_outputs;
   });
   if (n == 0) return "";
   return fmt::format(
-      "curvature=on: the gradients at the outputs of {} linears were zero or not finite, or their sums could "
+      "curvature: the gradients at the outputs of {} linears were zero or not finite, or their sums could "
       "not be factored; each of their outputs counts by itself\n",
       n);
 }

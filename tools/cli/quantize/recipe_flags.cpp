@@ -29,11 +29,15 @@ constexpr RecipeFlag kRecipeFlags[] = {
      "Of smoothquant: the share of an input's range that moves into the weights, 0 to 1, or search (default)"},
     {"--damp", "damp={}", RecipeFlag::Value::text, "Damping, relative to the mean of diag H (default 0.01)"},
     {"--targets", "targets={}", RecipeFlag::Value::text,
-     "on (default where the method can): aim at the unquantized model's outputs; off: at the weights themselves, with "
-     "one calibration stream in place of two, in about half the time"},
+     "on (default where the method can): aim at the unquantized model's outputs and, in front of the residual stream, "
+     "at "
+     "some of the error that it has gathered; inputs (default of --effort quick): at the outputs alone; off: at the "
+     "weights themselves, with one calibration stream in place of two, in about half the time"},
     {"--curvature", "curvature={}", RecipeFlag::Value::text,
      "on: errors of a linear's outputs are weighed by what the model's words make of them, which takes a walk back "
-     "through the model in float32 and takes 6 to 9 % off the KL at 4 bits; off (default): each output by itself"},
+     "through the model in float32 and takes 6 to 9 % off the KL at 4 bits (default of gptq on integers at --effort "
+     "best); "
+     "off: each output by itself"},
     {"--target-bits", "target-bits={}", RecipeFlag::Value::text,
      "Of auto: bits per weight to stay within, scales and zeros included (default 4.25)"},
     {"--schemes", "schemes={}", RecipeFlag::Value::text,
@@ -47,7 +51,8 @@ constexpr RecipeFlag kRecipeFlags[] = {
      "the "
      "floor of a decode step on a GPU of `runner plan` (2.5ms@rtx4090)"},
     {"--effort", "effort={}", RecipeFlag::Value::text,
-     "quick, default, best (at 3 bits and below it learns the rounding too, which is slow without a GPU), or reference "
+     "quick, default, best (the outputs weighed by their curvature, at 3 bits and below the rounding learned too: slow "
+     "without a GPU), or reference "
      "(the published algorithm)"},
     {"--kv-cache", "kv={}", RecipeFlag::Value::text, "fp8: calibrate and write the scales of an FP8 key/value cache"},
     {"--format", "format={}", RecipeFlag::Value::text,

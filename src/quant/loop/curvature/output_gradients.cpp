@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/exec/rough_products.h"
 #include "kernels/exec/upload.h"
 #include "kernels/model/cast.h"
 #include "kernels/model/norm_grad.h"
@@ -32,6 +33,7 @@ class Curved {
     }
   }
   void add(ConstTensorView gradients) {
+    curvature_.tokens += gradients.rows();
     if (sets_ == 1) return add_gram_half(ex_, gradients, curvature_.sets[0]);
     for (size_t s = 0; s < columns_.size(); ++s) {
       const Tensor own = ex_.alloc(DType::f32, {gradients.rows(), columns_[s].numel()});
@@ -53,8 +55,8 @@ class Curved {
 
 }  // namespace
 
-int64_t curvature_windows(int64_t windows, int64_t length) {
-  return std::min(windows, std::max<int64_t>(1, kCurvatureTokens / std::max<int64_t>(1, length)));
+int64_t curvature_windows(int64_t windows, int64_t length, int64_t most) {
+  return std::min(windows, std::max<int64_t>(1, most / std::max<int64_t>(1, length)));
 }
 
 std::string without_curvature(const ModelSpec& spec) {
@@ -73,9 +75,10 @@ OutputGradients::OutputGradients(Exec& ex, const Checkpoint& c, StateStore& stor
       ropes_(*job.ropes),
       dtype_(job.dtype),
       all_(job.windows->count),
-      windows_(curvature_windows(job.windows->count, job.windows->length)),
+      windows_(curvature_windows(job.windows->count, job.windows->length, job.tokens)),
       length_(job.windows->length) {
   FEWBIT_ASSERT(without_curvature(spec_).empty() && all_ > 0);
+  const RoughProducts rough(ex);
   const Chunks chunks{.windows = windows_, .length = length_, .at_once = length_};
   for (int64_t l = 0; l <= spec_.layers; ++l) at_.emplace_back(std::in_place, store, chunks, dtype_, spec_.hidden);
   forward(job);
@@ -173,6 +176,7 @@ std::map<std::string, OutputCurvature> OutputGradients::of(int64_t layer, const 
                                                            const Entering& entering) {
   std::optional<States>& behind = at_[static_cast<size_t>(layer) + 1];
   FEWBIT_ASSERT(behind);
+  const RoughProducts rough(ex_);
   std::map<std::string, Curved> sums;
   for (const BlockOp& op : spec_.block(layer))
     for (const LinearDef& l : linears_of(op)) sums.emplace(l.name, Curved(ex_, l.out_features));

@@ -2,7 +2,7 @@
 // OutputGradients: the way of the model's own distribution back to the end of every block, and from there to the
 // outputs of its linears. One walk through the unquantized model, before any block is quantized, leaves the gradients
 // at the ends of blocks; a block's own way back is run when it is its turn, so that nothing is kept of a linear that is
-// wider than its block's states.
+// wider than its block's states. Products on a GPU have factors in TF32 (rough_products.h).
 #include <functional>
 #include <map>
 #include <string>
@@ -16,11 +16,8 @@ namespace fewbit {
 
 struct Checkpoint;
 
-// Tokens whose gradients are looked at, in whole windows at even distances. On a small model's 131,072 tokens all of
-// them gained a tenth more than these, and a quarter of these four fifths of what these gain.
-inline constexpr int64_t kCurvatureTokens = 32768;
-// Windows of the walk among so many.
-int64_t curvature_windows(int64_t windows, int64_t length);
+// Windows of the walk among so many, of `most` tokens at most: whole ones at even distances.
+int64_t curvature_windows(int64_t windows, int64_t length, int64_t most);
 
 // What of the model has no way back, in words for people; "" where all of it has one.
 std::string without_curvature(const ModelSpec&);
@@ -32,6 +29,7 @@ class OutputGradients {
     const RopeTables* ropes = nullptr;
     DType dtype = DType::f32;  // of the states between blocks; within them all is f32
     uint64_t seed = 0;
+    int64_t tokens = 0;                      // that are looked at, at most
     int64_t first = 0;                       // layer whose curvature is asked for first
     std::function<void(double)> progress{};  // fraction done
   };
@@ -69,7 +67,9 @@ class OutputGradients {
 };
 
 // Tokens of the walk among so many windows.
-inline int64_t curvature_tokens(int64_t windows, int64_t length) { return curvature_windows(windows, length) * length; }
+inline int64_t curvature_tokens(int64_t windows, int64_t length, int64_t most) {
+  return curvature_windows(windows, length, most) * length;
+}
 // Device memory that a block's way back takes besides its weights, with the curvatures of all its outputs; and that of
 // the head.
 int64_t curvature_bytes(const ModelSpec&, const std::vector<BlockOp>& ops, int64_t length);

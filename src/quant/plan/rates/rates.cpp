@@ -7,6 +7,7 @@
 #include <numeric>
 #include <set>
 
+#include "kernels/exec/rough_products.h"
 #include "kernels/quantize/matrix_edit.h"
 #include "kernels/statistics/column_stats.h"
 #include "kernels/statistics/gram.h"
@@ -369,6 +370,7 @@ Rates measure_rates(Exec& ex, const Checkpoint& c, const QuantPlan& plan, const 
     if (weighs_outputs(plan)) {
       RateOptions wide = o;
       wide.dtype = DType::f32;
+      const RoughProducts rough(ex);
       r.op_f32 = ops(wide);
     }
     measure_sums(ex, widths, crossed, o, r);
