@@ -50,6 +50,7 @@ struct CheckpointFormat {
   bool weight_only = false;   // its FP8 linears take their inputs unrounded, unless the recipe says otherwise
   bool gguf = false;          // one .gguf file: NAME:TYPE chooses the blocks, the file itself says what it holds
   bool published = false;     // makers publish models in it, so its values may be what a quantization starts from
+  bool two_of_four = false;   // of linears in 2:4 sparsity alone
   bool stacked = false;       // the experts of a layer lie in one tensor of blocks and one of scales, and nothing else
 };
 

@@ -44,6 +44,7 @@ struct Packing {
   QuantizedLinear (*unpack)(std::string_view linear, const QuantSpec&, int64_t out, int64_t in, const TensorSource&);
   // What a plan says of a linear that will lie so: readers that will not take it; "" = nothing. Absent: never anything.
   std::string (*note)(const QuantSpec&, int64_t out, int64_t in) = nullptr;
+  bool two_of_four = false;  // pack() takes linears alone that two_of_four(), and stops the process at others
 };
 
 const std::vector<const Packing*>& packings();

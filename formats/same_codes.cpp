@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "formats/two_of_four.h"
 #include "src/core/error.h"
 #include "src/core/half.h"
 
@@ -83,7 +84,9 @@ LinearFormat same_codes(const CheckpointFormat& format, const QuantizedLinear& q
   for (const QuantSpec& grid : grids_of(q)) {
     std::string why;
     const Packing* packing = choose_packing(format, grid, q.out(), q.in(), reordered, &why);
-    if (packing) {
+    if (packing && packing->two_of_four && !two_of_four(q)) {
+      why = std::string(packing->name) + " holds two weights of every four inputs, here some have more";
+    } else if (packing) {
       why = lost_in(*packing, q, grid, format.gguf);
       if (why.empty()) return {.packing = packing, .spec = grid, .act_order = reordered};
     }

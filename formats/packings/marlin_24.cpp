@@ -1,14 +1,15 @@
-// Marlin with 2:4 sparsity, which is only read: of every four neighbouring inputs two are kept. W is [N outputs,
-// K inputs], kc counts kept inputs (two a quad).
+// Marlin with 2:4 sparsity: of every four neighbouring inputs (a quad) two are kept. W is [N outputs, K inputs], kc
+// counts kept inputs (two a quad).
 //
 //   codes   I32 [K/32, N*bits/2]  fragments of 16 kept inputs x 64 outputs
 //   meta    I16 [K/32, 2N]        a nibble per quad: first kept position | second << 2; also as [N, K/16]
 //   scales  F16 [G, N]            G > 1: outputs interleaved by 4 within 8
 //
-// compressed-tensors ("marlin-24") and AutoGPTQ's "marlin_24" name them differently. What was pruned has the code
-// of zero here. docs/formats/marlin.md has the maps.
+// compressed-tensors ("marlin-24") and AutoGPTQ's "marlin_24", which is only read, name them differently. What was
+// pruned has the code of zero here. docs/formats/marlin.md has the maps.
 #include "formats/bits.h"
 #include "formats/packings/integer_grid.h"
+#include "formats/two_of_four.h"
 #include "src/core/parallel.h"
 
 namespace fewbit {
@@ -49,6 +50,47 @@ int64_t input_of(ConstTensorView meta, int64_t kept, int64_t n, int64_t out) {
   return 4 * quad + ((kept & 1) ? (nibble >> 2) & 3 : nibble & 3);
 }
 
+// The nibble of a quad: the kept positions, the first | the second << 2. Where fewer than two codes are not zero's the
+// library's choice of the others.
+int kept_pair(const uint8_t* codes, uint8_t zero) {
+  const bool set[4] = {codes[0] != zero, codes[1] != zero, codes[2] != zero, codes[3] != zero};
+  const int first = set[0] ? 0 : set[1] ? 1 : 2;
+  const int second = first == 2 || set[3] ? 3 : first == 0 && set[1] ? 1 : 2;
+  return first | second << 2;
+}
+
+Tensor pack_meta(const Tensor& codes, uint8_t zero) {
+  const int64_t out = codes.rows(), in = codes.cols();
+  Tensor meta = Tensor::host(DType::i16, {in / 32, 2 * out});
+  parallel_for(out, 64, [&](int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; ++n)
+      for (int64_t c = 0; c < in / 16; ++c) {
+        int nibbles = 0;
+        for (int64_t t = 0; t < 4; ++t)
+          nibbles |= kept_pair(codes.as<uint8_t>() + n * in + 16 * c + 4 * t, zero) << (4 * t);
+        meta.as<int16_t>()[meta_index(n, c, out)] = static_cast<int16_t>(nibbles);
+      }
+  });
+  return meta;
+}
+
+Tensor pack_codes(const Tensor& codes, const Tensor& meta, int bits) {
+  const int64_t out = codes.rows(), in = codes.cols(), cols = out * bits / 2;
+  Tensor words = Tensor::host(DType::i32, {in / 32, cols});
+  parallel_for(in / 32, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row)
+      for (int64_t c = 0; c < cols; ++c) {
+        uint32_t word = 0;
+        for (int f = 0; f < 32 / bits; ++f) {
+          const Position p = position(row, c, f, bits);
+          word |= static_cast<uint32_t>(codes.as<uint8_t>()[p.n * in + input_of(meta, p.kept, p.n, out)]) << (bits * f);
+        }
+        words.as<uint32_t>()[row * cols + c] = word;
+      }
+  });
+  return words;
+}
+
 Tensor unpack_codes(ConstTensorView words, ConstTensorView meta, int64_t out, int64_t in, int bits) {
   Tensor codes = Tensor::host(DType::u8, {out, in});
   std::fill_n(codes.as<uint8_t>(), codes.numel(), static_cast<uint8_t>(1 << (bits - 1)));
@@ -81,8 +123,12 @@ std::string unreadable(const QuantSpec& spec, int64_t out, int64_t in) {
   return "";
 }
 
-std::string refuses(const QuantSpec&, int64_t, int64_t, bool) {
-  return "marlin-24 is only read: current engines have dropped it";
+std::string refuses(const QuantSpec& spec, int64_t out, int64_t in, bool act_order) {
+  return act_order ? "marlin-24 has no room for groups in activation order" : unreadable(spec, out, in);
+}
+
+std::string refuses_all(const QuantSpec&, int64_t, int64_t, bool) {
+  return "marlin-24 by GPTQ's names is only read; --format marlin-24 writes it by compressed-tensors'";
 }
 
 std::vector<TensorPlan> plan_of(const Names& names, const QuantSpec& spec, int64_t out, int64_t in) {
@@ -107,6 +153,18 @@ QuantizedLinear read(const Names& names, std::string_view linear, const QuantSpe
   return q;
 }
 
+PackedLinear pack(std::string_view linear, const QuantizedLinear& q) {
+  FEWBIT_ASSERT(two_of_four(q) && !q.group_of);
+  const std::string prefix = std::string(linear) + '.';
+  PackedLinear p;
+  Tensor meta = pack_meta(q.codes, static_cast<uint8_t>(q.spec.mid_code()));
+  p.tensors.push_back({prefix + kCompressedTensors.codes, pack_codes(q.codes, meta, q.spec.bits)});
+  p.tensors.push_back({prefix + kCompressedTensors.scales,
+                       integer_grid::scales_to_file(q.scales, q.groups() > 1 ? grouped_column : same_column)});
+  p.tensors.push_back({prefix + kCompressedTensors.meta, std::move(meta)});
+  return p;
+}
+
 template <const Names& kNames>
 std::vector<TensorPlan> tensors(const QuantSpec& spec, int64_t out, int64_t in, bool) {
   return plan_of(kNames, spec, out, in);
@@ -123,18 +181,19 @@ QuantizedLinear unpack(std::string_view linear, const QuantSpec& spec, int64_t o
 constinit const Packing packing_marlin_24 = {
     .name = "marlin_24",
     .summary = "Marlin with 2:4 sparsity, GPTQ's names (only read)",
-    .refuses = refuses,
+    .refuses = refuses_all,
     .tensors = tensors<kGptq>,
     .pack = nullptr,
     .unpack = unpack<kGptq>,
 };
 constinit const Packing packing_ct_marlin_24 = {
     .name = "ct_marlin_24",
-    .summary = "compressed-tensors marlin-24: 2:4 sparsity (only read)",
+    .summary = "compressed-tensors marlin-24: int4 and int8 in 2:4 sparsity",
     .refuses = refuses,
     .tensors = tensors<kCompressedTensors>,
-    .pack = nullptr,
+    .pack = pack,
     .unpack = unpack<kCompressedTensors>,
+    .two_of_four = true,
 };
 
 }  // namespace fewbit

@@ -3,6 +3,7 @@
 // come make up for the errors so far.
 #include "kernels/exec/exec.h"
 #include "kernels/grids/coded_view.h"
+#include "kernels/grids/two_of_four.h"
 #include "kernels/quantize/choose_scales.h"
 namespace fewbit {
 // Frantar et al., GPTQ (2022), section 4 and algorithm 1, on the factor R of kernels/quantize/factor.h, where
@@ -17,6 +18,11 @@ struct ErrorFeedbackArgs {
   ConstTensorView r{};       // [in, in]  f32, upper triangular
   ConstTensorView h_diag{};  // [in]      f32, the diagonal of H: the importance of columns in the search for scales
   ScaleSearch search{};      // rule, bits and symmetry of the scales that are chosen here; bits as in q
+  // 2:4 sparsity: at the first column of every four the larger_pair() of their live weights, which have the errors of
+  // all columns before in them, and the diagonal of r is chosen to stay; the two others get the level 0, and their
+  // errors are fed forward like those of rounding. Scales are searched over the pairs that would be chosen when the
+  // loop reaches their group. Symmetric integers without group_of; in and q.group multiples of 4.
+  bool two_of_four = false;
 };
 // q, of out_group 1, with zeros exactly where search.symmetric is false:
 //   codes  are overwritten
@@ -38,6 +44,8 @@ inline void error_feedback(Exec& ex, const ErrorFeedbackArgs& a, const MutableCo
   FEWBIT_ASSERT(q.codes.shape == a.w.shape && q.out_group == 1 && q.bits == a.search.bits);
   FEWBIT_ASSERT(a.search.symmetric == (q.zeros.data == nullptr));
   FEWBIT_ASSERT(q.grid == Grid::integer || (q.grid == Grid::f8_e4m3 && q.group_of.data && !q.zeros.data));
+  FEWBIT_ASSERT(!a.two_of_four ||
+                (q.grid == Grid::integer && a.search.symmetric && !q.group_of.data && in % 4 == 0 && q.group % 4 == 0));
   pick(ex, &cpu::error_feedback, FEWBIT_CUDA_OP(error_feedback))(ex, a, q, loss);
 }
 }  // namespace fewbit

@@ -24,9 +24,10 @@ struct Trial {
   float error[kTileCols][kMaxCandidates];
 };
 
-// The sum of e^2 that each candidate would have over live[0, n); u: the group's square of U_BB, its rows ld apart.
-FEWBIT_HOT void try_candidates(const float* live, const float* u, int64_t ld, int64_t n, const Candidates& c, Trial& t,
-                               float* total) {
+// The sum of e^2 that each candidate would have over live[0, n); u: the group's square of U_BB, its rows ld apart;
+// stays: 0 for columns that get the level 0, else 1.
+FEWBIT_HOT void try_candidates(const float* live, const float* stays, const float* u, int64_t ld, int64_t n,
+                               const Candidates& c, Trial& t, float* total) {
   constexpr int kLanes = 32;
   static_assert(kMaxCandidates % kLanes == 0);
   for (int first = 0; first < c.count; first += kLanes) {
@@ -36,10 +37,10 @@ FEWBIT_HOT void try_candidates(const float* live, const float* u, int64_t ld, in
       for (int k = 0; k < kLanes; ++k) w[k] = live[j];
       for (int64_t i = 0; i < j; ++i)
         for (int k = 0; k < kLanes; ++k) w[k] -= t.error[i][first + k] * u[i * ld + j];
-      const float inverse_diagonal = 1.f / u[j * ld + j];
+      const float inverse_diagonal = 1.f / u[j * ld + j], stay = stays[j];
       for (int k = 0; k < kLanes; ++k) {
         const int at = first + k;
-        const float level = round_even(clamp_to(w[k] * c.inverse[at], c.lo[at], c.hi[at]));
+        const float level = stay * round_even(clamp_to(w[k] * c.inverse[at], c.lo[at], c.hi[at]));
         const float e = (w[k] - level * c.scale[at]) * inverse_diagonal;
         t.error[j][at] = e;
         sum[k] += e * e;
@@ -49,13 +50,16 @@ FEWBIT_HOT void try_candidates(const float* live, const float* u, int64_t ld, in
   }
 }
 
-// ScaleRule::loop_grid for one group.
-GridChoice search_by_loop(const float* live, const float* u, int64_t ld, int64_t n, const ScaleSearch& search) {
-  Candidates c = list_candidates(live, n, search);
+// ScaleRule::loop_grid for one group. likely: live, with 0 where a weight is likely not to stay, or live itself.
+GridChoice search_by_loop(const float* live, const float* likely, const float* u, int64_t ld, int64_t n,
+                          const ScaleSearch& search) {
+  Candidates c = list_candidates(likely, n, search);
+  float stays[kTileCols];
+  for (int64_t j = 0; j < n; ++j) stays[j] = likely == live || likely[j] != 0 ? 1.f : 0.f;
   for (int k = c.count; k < kMaxCandidates; ++k) c.scale[k] = c.inverse[k] = c.lo[k] = c.hi[k] = 0;
   Trial trial;
   float total[kMaxCandidates];
-  try_candidates(live, u, ld, n, c, trial, total);
+  try_candidates(live, stays, u, ld, n, c, trial, total);
   return c.choice[std::min_element(total, total + c.count) - total];
 }
 
@@ -106,7 +110,8 @@ class RowBlock {
     for (int64_t o = 0; o < rows_; ++o) {
       float* live = x_.data() + o * n;
       for (int64_t i = 0; i < n; ++i) live[i] += w_(first_ + o, begin + i);
-      store_grid(first_ + o, static_cast<int>(begin / q_.group), search_group(live, h_ + begin, n, args_.search));
+      store_grid(first_ + o, static_cast<int>(begin / q_.group),
+                 search_group(likely(live, begin, n), h_ + begin, n, args_.search));
     }
   }
 
@@ -125,10 +130,36 @@ class RowBlock {
   }
 
   // The grid of a group of n columns inside a tile, from its column j on.
-  GridChoice choose_inside(const float* live, const float* u, int64_t column, int64_t j, int64_t n) const {
+  GridChoice choose_inside(const float* live, const float* u, int64_t column, int64_t j, int64_t n) {
+    const float* pruned = likely(live + j, column, n);
     if (args_.search.rule == ScaleRule::loop_grid)
-      return search_by_loop(live + j, u + j * kTileCols + j, kTileCols, n, args_.search);
-    return search_group(live + j, h_ + column, n, args_.search);
+      return search_by_loop(live + j, pruned, u + j * kTileCols + j, kTileCols, n, args_.search);
+    return search_group(pruned, h_ + column, n, args_.search);
+  }
+
+  bool prunes() const { return args_.two_of_four; }
+  // The diagonal of the factor at a quad.
+  struct Quad {
+    float r[4];
+  };
+  Quad quad_at(int64_t column) const {
+    Quad q;
+    for (int64_t i = 0; i < 4; ++i) q.r[i] = r_(column + i, column + i);
+    return q;
+  }
+
+  // n live weights from `column` on, with 0 in the place of those that are likely to be pruned; themselves where
+  // nothing is.
+  const float* likely(const float* live, int64_t column, int64_t n) {
+    if (!prunes()) return live;
+    likely_.assign(live, live + n);
+    for (int64_t i = 0; i < n; i += 4) {
+      float* w = likely_.data() + i;
+      const int stay = larger_pair({w[0], w[1], w[2], w[3]}, quad_at(column + i).r);
+      for (int64_t k = 0; k < 4; ++k)
+        if (!(stay >> k & 1)) w[k] = 0;
+    }
+    return likely_.data();
   }
 
   // The ordinary recursion inside a tile.
@@ -136,13 +167,19 @@ class RowBlock {
     const int64_t row = first_ + o, n = t.size();
     const bool choose = !fixed() && q_.group <= kTileCols;
     float* live = live_.data() + o * n;
+    int stay = kWholeQuad;
     for (int64_t j = 0; j < n; ++j) {
       const int column = static_cast<int>(t.begin + j), g = q_.group_at(column);
       if (choose && column % q_.group == 0)
         store_grid(row, g, choose_inside(live, u, column, j, std::min<int64_t>(q_.group, n - j)));
       const int zero = q_.zero(row, g);
       const float scale = q_.scale(row, g);
-      const float level = f8_ ? f8_round(live[j] / scale) : grid_level(live[j], scale, zero, q_.max_code);
+      if (prunes() && column % 4 == 0)
+        stay = larger_pair({live[j], live[j + 1], live[j + 2], live[j + 3]}, quad_at(column).r);
+      const bool stays = stay >> (column % 4) & 1;
+      const float level = !stays ? 0.f
+                          : f8_  ? f8_round(live[j] / scale)
+                                 : grid_level(live[j], scale, zero, q_.max_code);
       const float q = level * scale;
       q_.codes[q_.index(row, column)] = f8_ ? f8_code(level) : static_cast<uint8_t>(static_cast<int>(level) + zero);
       delta_[static_cast<size_t>(o * w_.cols + column)] = w_(row, column) - q;
@@ -161,6 +198,7 @@ class RowBlock {
   int64_t first_ = 0, rows_ = 0;
   std::vector<float> delta_;     // [rows, in] W - Q
   std::vector<float> x_, live_;  // [rows, columns] of a tile: the residual and the live weights
+  std::vector<float> likely_;    // of a group: likely()
 };
 
 }  // namespace

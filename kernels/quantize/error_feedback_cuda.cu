@@ -7,6 +7,7 @@
 // A group wider than a tile gets its scales before its first tile, from its live weights, which a triangular solve with
 // R_GG gives.
 #include <algorithm>
+#include <type_traits>
 #include <vector>
 
 #include "kernels/device/split_product.cuh"
@@ -16,6 +17,7 @@
 #include "kernels/quantize/error_feedback.h"
 #include "kernels/quantize/error_feedback_walk.cuh"
 #include "kernels/quantize/grid_search.cuh"
+#include "kernels/quantize/matrix_edit.h"
 #include "src/core/mat.h"
 
 namespace fewbit::cuda {
@@ -145,6 +147,7 @@ class Loop {
     add_weights_kernel<<<static_cast<unsigned>(out_), 256, 0, s_.stream>>>(a_.w.as<float>(), live.as<float>(), in_,
                                                                            begin, n, begin == 0);
     FEWBIT_CUDA_LAUNCHED();
+    if (a_.two_of_four) prune_likely(begin, live);
     const int64_t g = begin / q_.group, groups = q_.scales.cols();
     launch_choose_scales(s_.stream, {.w = live.as<float>(),
                                      .h = a_.h_diag.as<float>() + begin,
@@ -158,6 +161,13 @@ class Loop {
                                      .search = a_.search});
   }
 
+  // 0 in the place of live weights from column `begin` on that are likely to be pruned.
+  void prune_likely(int64_t begin, const Tensor& live) {
+    const Tensor diag = ex_.alloc(DType::f32, {in_});
+    cuda::diagonal(ex_, a_.r, diag);
+    cuda::prune_quads(ex_, {diag.as<float>() + begin, DType::f32, {live.cols()}, {}}, live);
+  }
+
   void launch(const ColumnTile& tile, size_t index, int64_t strip) {
     walk_.u = inverse_.as<float>() + static_cast<int64_t>(index) * kTile * kTile;
     walk_.x = tile.begin == 0 ? nullptr : strip_.as<float>() + (tile.begin - strip);
@@ -168,12 +178,20 @@ class Loop {
       FEWBIT_CUDA_CALL(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
       kernel<<<static_cast<unsigned>(blocks), kWarps * 32, sizeof(Shared), s_.stream>>>(walk_);
     };
+    const bool by_loop = walk_.choose && walk_.search.rule == ScaleRule::loop_grid;
+    const auto on_integers = [&](auto prunes) {
+      constexpr bool kPrunes = decltype(prunes)::value;
+      if (by_loop)
+        start(walk_kernel<kByLoop, false, kPrunes>);
+      else
+        dispatch_candidates(walk_.candidates, [&](auto k) { start(walk_kernel<decltype(k)::value, false, kPrunes>); });
+    };
     if (q_.grid == Grid::f8_e4m3)
-      start(walk_kernel<1, true>);
-    else if (walk_.choose && walk_.search.rule == ScaleRule::loop_grid)
-      start(walk_kernel<kByLoop, false>);
+      start(walk_kernel<1, true, false>);
+    else if (a_.two_of_four)
+      on_integers(std::true_type{});
     else
-      dispatch_candidates(walk_.candidates, [&](auto k) { start(walk_kernel<decltype(k)::value, false>); });
+      on_integers(std::false_type{});
     FEWBIT_CUDA_LAUNCHED();
   }
 

@@ -58,9 +58,10 @@ __device__ __forceinline__ GridChoice search_live(const float* live, const float
 
 // The sum of e^2 under each of two grids over the columns [from, to) of the tile, tried on a copy of the row's live
 // weights; the same on every lane. Two at a time: each is a chain of dependent steps, and one hides the other's
-// latency.
-__device__ __forceinline__ void try_grids(const float (&live)[4], const float (&diag)[4], const Shared& sh, int from,
-                                          int to, int max_code, const GridChoice (&grid)[2], float (&loss)[2]) {
+// latency. stay: the lane's columns that are rounded, by bits; the others get the level 0.
+__device__ __forceinline__ void try_grids(const float (&live)[4], const float (&diag)[4], int stay, const Shared& sh,
+                                          int from, int to, int max_code, const GridChoice (&grid)[2],
+                                          float (&loss)[2]) {
   const int lane = threadIdx.x % 32;
   float w[2][4], inverse[2], lo[2], hi[2];
 #pragma unroll
@@ -80,7 +81,7 @@ __device__ __forceinline__ void try_grids(const float (&live)[4], const float (&
       const float4 u = *reinterpret_cast<const float4*>(&sh.u[j][4 * lane]);
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
-        const float level = round_even(clamp_to(w[c][i] * inverse[c], lo[c], hi[c]));
+        const float level = stay >> i & 1 ? round_even(clamp_to(w[c][i] * inverse[c], lo[c], hi[c])) : 0.f;
         const float e = __shfl_sync(kAllLanes, (w[c][i] - level * grid[c].scale) * diag[i], owner);
         loss[c] = fmaf(e, e, loss[c]);
         w[c][0] -= e * u.x;
@@ -92,14 +93,15 @@ __device__ __forceinline__ void try_grids(const float (&live)[4], const float (&
   }
 }
 
-// ScaleRule::loop_grid for the columns [from, to) of the tile.
-__device__ __forceinline__ GridChoice search_by_loop(const float (&live)[4], const float (&diag)[4], const Shared& sh,
-                                                     int from, int to, const ScaleSearch& search, int candidates) {
+// ScaleRule::loop_grid for the columns [from, to) of the tile; stay as in try_grids.
+__device__ __forceinline__ GridChoice search_by_loop(const float (&live)[4], const float (&diag)[4], int stay,
+                                                     const Shared& sh, int from, int to, const ScaleSearch& search,
+                                                     int candidates) {
   const int first = 4 * (threadIdx.x % 32);
   GroupRange range;
 #pragma unroll
   for (int i = 0; i < 4; ++i)
-    if (first + i >= from && first + i < to) {
+    if (first + i >= from && first + i < to && stay >> i & 1) {
       range.min = fminf(range.min, live[i]);
       range.max = fmaxf(range.max, live[i]);
     }
@@ -110,7 +112,7 @@ __device__ __forceinline__ GridChoice search_by_loop(const float (&live)[4], con
     const GridChoice grid[2] = {scale_candidate(search, range, c),
                                 scale_candidate(search, range, min(c + 1, candidates - 1))};
     float loss[2];
-    try_grids(live, diag, sh, from, to, (1 << search.bits) - 1, grid, loss);
+    try_grids(live, diag, stay, sh, from, to, (1 << search.bits) - 1, grid, loss);
 #pragma unroll
     for (int k = 0; k < 2; ++k)
       if (loss[k] < least || c + k == 0) {
@@ -171,16 +173,18 @@ __device__ __forceinline__ void add_residual(const Walk& t, const Shared& sh, in
 }
 
 // The grid of group g, whose n columns begin at column j of the tile, from their live weights: into every lane's scales
-// and zeros and into memory.
-template <int K>
+// and zeros and into memory. kPrunes: over the pairs that are likely to stay.
+template <int K, bool kPrunes>
 __device__ __forceinline__ void choose_group(const Walk& t, Shared& sh, int64_t row, int g, int j, int n,
                                              const float (&diag)[4], LaneColumns& l) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int stay = kPrunes ? larger_pair(l.live, diag) : kWholeQuad;
   GridChoice best;
   if constexpr (K == kByLoop) {
-    best = search_by_loop(l.live, diag, sh, j, j + n, t.search, t.candidates);
+    best = search_by_loop(l.live, diag, stay, sh, j, j + n, t.search, t.candidates);
   } else {
-    *reinterpret_cast<float4*>(&sh.live[warp][4 * lane]) = make_float4(l.live[0], l.live[1], l.live[2], l.live[3]);
+    const auto likely = [&](int i) { return stay >> i & 1 ? l.live[i] : 0.f; };
+    *reinterpret_cast<float4*>(&sh.live[warp][4 * lane]) = make_float4(likely(0), likely(1), likely(2), likely(3));
     __syncwarp();
     best = search_live<K>(&sh.live[warp][j], &sh.h[j], n, t.search, t.candidates);
     __syncwarp();
@@ -196,17 +200,19 @@ __device__ __forceinline__ void choose_group(const Walk& t, Shared& sh, int64_t 
 }
 
 // Rounds the four columns of lane `owner` one after another and feeds each error forward to all columns after it.
-template <bool kF8>
+// kPrunes: they are a quad, of which a pair stays.
+template <bool kF8, bool kPrunes>
 __device__ __forceinline__ void round_four(const Walk& t, const Shared& sh, int owner, const float (&diag)[4],
                                            LaneColumns& l, double& loss) {
   const int lane = threadIdx.x % 32;
+  const int stay = kPrunes ? larger_pair(l.live, diag) : kWholeQuad;  // of every lane's own; only the owner's counts
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int j = 4 * owner + i;
     if (j >= t.size) break;
     // Every lane rounds its own i-th column; only the owner's counts.
-    const float level =
-        kF8 ? f8_round(l.live[i] / l.scale[i]) : grid_level(l.live[i], l.scale[i], l.zero[i], t.q.max_code);
+    float level = kF8 ? f8_round(l.live[i] / l.scale[i]) : grid_level(l.live[i], l.scale[i], l.zero[i], t.q.max_code);
+    if (kPrunes && !(stay >> i & 1)) level = 0;
     const float q = level * l.scale[i];
     const float mine = (l.live[i] - q) * diag[i];
     const float e = __shfl_sync(kAllLanes, mine, owner);
@@ -233,7 +239,7 @@ __device__ __forceinline__ void store_columns(const Walk& t, int64_t row, int fi
     }
 }
 
-template <int K, bool kF8>  // candidates per lane, or kByLoop; the grid
+template <int K, bool kF8, bool kPrunes>  // candidates per lane, or kByLoop; the grid; 2:4 sparsity
 __global__ void __launch_bounds__(kWarps * 32, kBlocksPerSm) walk_kernel(const Walk t) {
   extern __shared__ __align__(16) unsigned char raw[];
   Shared& sh = *reinterpret_cast<Shared*>(raw);
@@ -260,11 +266,11 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocksPerSm) walk_kernel(const W
       // Groups begin at multiples of four columns (column_tiles), that is, at an owner's first.
       if (t.choose && until_group == 0) {
         const int n = min(t.q.group, t.size - 4 * owner);
-        choose_group<K>(t, sh, row, next_group++, 4 * owner, n, diag, columns);
+        choose_group<K, kPrunes>(t, sh, row, next_group++, 4 * owner, n, diag, columns);
         until_group = (n + 3) / 4;
       }
       --until_group;
-      round_four<kF8>(t, sh, owner, diag, columns, loss);
+      round_four<kF8, kPrunes>(t, sh, owner, diag, columns, loss);
     }
     store_columns(t, row, first, columns);
     loss = warp_sum(loss);

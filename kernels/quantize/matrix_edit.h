@@ -8,6 +8,9 @@ namespace fewbit {
 //   add_diagonal     h[i, i] += d[i]                     d [n] f32, h [n, n]; h in place
 //   set_diagonal     h[i, i] = d[i]                      d [n] f32, h [n, n]; h in place
 //   zero_columns     w[:, i] = 0 where marked[i] != 0    marked [n] u8, w [rows, n]; w in place
+//   prune_quads      of every four columns of a row from  s [n] f32, the weight of each column, data == nullptr: all
+//                    the first on, the two with the       ones; w [rows, n], n a multiple of 4; w in place. Of equal
+//                    least (w s)^2 become 0               ones the earlier stay (kernels/grids/two_of_four.h)
 //   scale_columns    w[:, i] *= s[i]                     s [n] f32, w [rows, n]; w in place
 //   scale_rows       w[i, :] *= s[i]                     s [rows] f32, w [rows, n]; w in place
 //   permute          y[i, j] = x[row_of[i], col_of[j]]   x, y both f32 or both u8, different memory; row_of [y.rows],
@@ -20,6 +23,7 @@ void diagonal(Exec&, ConstTensorView h, TensorView d);
 void add_diagonal(Exec&, ConstTensorView d, TensorView h);
 void set_diagonal(Exec&, ConstTensorView d, TensorView h);
 void zero_columns(Exec&, ConstTensorView marked, TensorView w);
+void prune_quads(Exec&, ConstTensorView s, TensorView w);
 void scale_columns(Exec&, ConstTensorView s, TensorView w);
 void scale_rows(Exec&, ConstTensorView s, TensorView w);
 void permute(Exec&, ConstTensorView x, ConstTensorView row_of, ConstTensorView col_of, TensorView y);
@@ -30,6 +34,7 @@ void diagonal(Exec&, ConstTensorView h, TensorView d);
 void add_diagonal(Exec&, ConstTensorView d, TensorView h);
 void set_diagonal(Exec&, ConstTensorView d, TensorView h);
 void zero_columns(Exec&, ConstTensorView marked, TensorView w);
+void prune_quads(Exec&, ConstTensorView s, TensorView w);
 void scale_columns(Exec&, ConstTensorView s, TensorView w);
 void scale_rows(Exec&, ConstTensorView s, TensorView w);
 void permute(Exec&, ConstTensorView x, ConstTensorView row_of, ConstTensorView col_of, TensorView y);
@@ -46,6 +51,10 @@ inline void set_diagonal(Exec& ex, ConstTensorView d, TensorView h) {
 }
 inline void zero_columns(Exec& ex, ConstTensorView marked, TensorView w) {
   pick(ex, &cpu::zero_columns, FEWBIT_CUDA_OP(zero_columns))(ex, marked, w);
+}
+inline void prune_quads(Exec& ex, ConstTensorView s, TensorView w) {
+  FEWBIT_ASSERT(w.cols() % 4 == 0 && (!s.data || s.numel() == w.cols()));
+  pick(ex, &cpu::prune_quads, FEWBIT_CUDA_OP(prune_quads))(ex, s, w);
 }
 inline void scale_columns(Exec& ex, ConstTensorView s, TensorView w) {
   pick(ex, &cpu::scale_columns, FEWBIT_CUDA_OP(scale_columns))(ex, s, w);

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cmath>
 
+#include "kernels/grids/two_of_four.h"
 #include "src/core/mat.h"
 #include "src/core/parallel.h"
 
@@ -33,6 +34,22 @@ void zero_columns(Exec&, ConstTensorView marked, TensorView w) {
   for (int64_t r = 0; r < w.rows(); ++r)
     for (int64_t i = 0; i < n; ++i)
       if (marked.as<uint8_t>()[i]) w.as<float>()[r * n + i] = 0;
+}
+
+void prune_quads(Exec&, ConstTensorView s, TensorView w) {
+  const int64_t n = w.cols();
+  constexpr float kOnes[4] = {1, 1, 1, 1};
+  parallel_for(w.rows(), 16, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r)
+      for (int64_t i = 0; i < n; i += 4) {
+        float* quad = w.as<float>() + r * n + i;
+        const float* weight = s.data ? s.as<float>() + i : kOnes;
+        const int stay =
+            larger_pair({quad[0], quad[1], quad[2], quad[3]}, {weight[0], weight[1], weight[2], weight[3]});
+        for (int k = 0; k < 4; ++k)
+          if (!(stay >> k & 1)) quad[k] = 0;
+      }
+  });
 }
 
 void scale_columns(Exec&, ConstTensorView s, TensorView w) {

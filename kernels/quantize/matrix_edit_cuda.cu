@@ -1,6 +1,7 @@
 // Small matrix edits: elementwise kernels, bound by memory.
 #include "kernels/device/vec.cuh"
 #include "kernels/exec/exec_cuda.h"
+#include "kernels/grids/two_of_four.h"
 #include "kernels/quantize/matrix_edit.h"
 
 namespace fewbit::cuda {
@@ -27,6 +28,23 @@ __global__ void zero_columns_kernel(const uint8_t* __restrict__ marked, float* _
   const int64_t row = blockIdx.x;
   for (int64_t i = threadIdx.x; i < n; i += kThreads)
     if (marked[i]) w[row * n + i] = 0;
+}
+
+// A quad a thread.
+__global__ void prune_quads_kernel(const float* __restrict__ s, float* __restrict__ w, int64_t n) {
+  float* row = w + static_cast<int64_t>(blockIdx.x) * n;
+  for (int64_t i = 4 * static_cast<int64_t>(threadIdx.x); i < n; i += 4 * kThreads) {
+    float quad[4], weight[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      quad[k] = row[i + k];
+      weight[k] = s ? s[i + k] : 1.f;
+    }
+    const int stay = larger_pair(quad, weight);
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+      if (!(stay >> k & 1)) row[i + k] = 0;
+  }
 }
 
 // One factor per row where kByRow, else per column.
@@ -81,6 +99,13 @@ void zero_columns(Exec& ex, ConstTensorView marked, TensorView w) {
   if (w.rows() == 0) return;
   zero_columns_kernel<<<static_cast<unsigned>(w.rows()), kThreads, 0, ex.cuda_state().stream>>>(
       marked.as<uint8_t>(), w.as<float>(), w.cols());
+  FEWBIT_CUDA_LAUNCHED();
+}
+
+void prune_quads(Exec& ex, ConstTensorView s, TensorView w) {
+  if (w.rows() == 0) return;
+  prune_quads_kernel<<<static_cast<unsigned>(w.rows()), kThreads, 0, ex.cuda_state().stream>>>(
+      s.data ? s.as<float>() : nullptr, w.as<float>(), w.cols());
   FEWBIT_CUDA_LAUNCHED();
 }
 

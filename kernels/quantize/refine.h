@@ -12,6 +12,7 @@ struct RefineArgs {
   ConstTensorView target{};        // T: [out, in] f32, what the codes should reproduce
   ConstTensorView h{};             // H: [in, in]  f32, symmetric, both halves, damped
   DType scale_dtype = DType::f16;  // refit_scales rounds its scales to it
+  bool two_of_four = false;        // 2:4 sparsity (kernels/grids/two_of_four.h), which the codes have and keep
 };
 // refit_scales: with the levels C of the codes fixed, the best scales s of a row solve the normal equations
 //     (C^T H C) s = C^T H t     on the CPU in f64; on CUDA as (C^T H C) (s - old) = C^T H (t - q), see refit_cuda.cu
@@ -20,6 +21,8 @@ struct RefineArgs {
 //     q  codes, zeros, group_of are read; scales are read and overwritten
 // descend_codes: one cyclic pass over the columns; each code is set to the best one, all others as they are.
 //     q  scales, zeros, group_of are read; codes are read and overwritten
+//   With two_of_four a zero beside two others that are not may take the place of one of them: the exchange that gains
+//   most, the level of the new one being the best after the old one is gone. Symmetric, groups of whole quads.
 namespace cpu {
 void refit_scales(Exec&, const RefineArgs&, const MutableCodedView& q);
 void descend_codes(Exec&, const RefineArgs&, const MutableCodedView& q);
@@ -31,6 +34,7 @@ void descend_codes(Exec&, const RefineArgs&, const MutableCodedView& q);
 inline void require_refinable(const RefineArgs& a, const MutableCodedView& q) {
   FEWBIT_ASSERT(q.codes.shape == a.target.shape && q.grid == Grid::integer && q.out_group == 1);
   FEWBIT_ASSERT(a.h.rows() == a.target.cols() && a.h.cols() == a.target.cols());
+  FEWBIT_ASSERT(!a.two_of_four || (!q.zeros.data && !q.group_of.data && q.group % 4 == 0 && a.target.cols() % 4 == 0));
 }
 inline void refit_scales(Exec& ex, const RefineArgs& a, const MutableCodedView& q) {
   require_refinable(a, q);

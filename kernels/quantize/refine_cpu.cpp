@@ -8,6 +8,7 @@
 
 #include "kernels/cpu/wide_product.h"
 #include "kernels/grids/integer_grid.h"
+#include "kernels/grids/two_of_four.h"
 #include "kernels/quantize/column_tiles.h"
 #include "kernels/quantize/group_order.h"
 #include "src/core/mat.h"
@@ -140,7 +141,7 @@ class RefitPanel {
 class Descent {
  public:
   Descent(const RefineArgs& a, const CodedArrays<true>& q)
-      : target_(mat<float>(a.target)), h_(mat<float>(a.h)), q_(q) {}
+      : target_(mat<float>(a.target)), h_(mat<float>(a.h)), q_(q), two_of_four_(a.two_of_four) {}
 
   void run(int64_t begin, int64_t end, const std::vector<ColumnTile>& tiles) {
     const int64_t rows = end - begin, n = q_.in;
@@ -165,17 +166,53 @@ class Descent {
       uint8_t& code = q_.codes[q_.index(row, static_cast<int>(j))];
       const float level = static_cast<float>(code - zero), hjj = h_(j, j);
       if (!(hjj > 0)) continue;
+      if (two_of_four_ && code == zero && quad_is_full(row, j)) {
+        exchange(row, j, t, delta, product);
+        continue;
+      }
       const float best = grid_level(level * scale + product[j] / hjj, scale, zero, q_.max_code);
       const float change = (best - level) * scale;
       if (!(change * (2 * product[j] - change * hjj) > 0)) continue;
       code = static_cast<uint8_t>(static_cast<int>(best) + zero);
       delta[j] -= change;
-      for (int64_t k = j + 1; k < t.end; ++k) product[k] -= change * h_(j, k);
+      // An exchange looks back at the columns of its quad.
+      for (int64_t k = two_of_four_ ? j / 4 * 4 : j + 1; k < t.end; ++k) product[k] -= change * h_(j, k);
     }
+  }
+
+  // Whether two codes of the quad of column j are not the zero's.
+  bool quad_is_full(int64_t row, int64_t j) const {
+    int set = 0;
+    for (int64_t k = j / 4 * 4; k < j / 4 * 4 + 4; ++k) set += q_.codes[q_.index(row, static_cast<int>(k))] != q_.mid;
+    return set >= 2;
+  }
+
+  // Column j, whose code is the zero's, in the place of the one of its quad with which that gains most, if any does.
+  void exchange(int64_t row, int64_t j, const ColumnTile& t, float* delta, float* product) {
+    const int64_t quad = j / 4 * 4;
+    uint8_t* codes = q_.codes + q_.index(row, static_cast<int>(quad));
+    const float scale = q_.scale(row, q_.group_at(static_cast<int>(j)));
+    QuadExchange best;
+    for (int64_t k = quad; k < quad + 4; ++k) {
+      if (codes[k - quad] == q_.mid) continue;
+      const QuadExchange e =
+          quad_exchange({.product = product[j], .diagonal = h_(j, j)}, {.product = product[k], .diagonal = h_(k, k)},
+                        h_(j, k), static_cast<float>(codes[k - quad] - q_.mid), scale, q_.mid, q_.max_code);
+      if (e.gain > best.gain) best = e, best.other = static_cast<int>(k - quad);
+    }
+    if (best.other < 0) return;
+    const int64_t k = quad + best.other;
+    const float gone = -static_cast<float>(codes[best.other] - q_.mid) * scale, came = best.level * scale;
+    codes[best.other] = static_cast<uint8_t>(q_.mid);
+    codes[j - quad] = static_cast<uint8_t>(static_cast<int>(best.level) + q_.mid);
+    delta[k] -= gone;
+    delta[j] -= came;
+    for (int64_t i = quad; i < t.end; ++i) product[i] -= gone * h_(k, i) + came * h_(j, i);
   }
 
   Mat<const float> target_, h_;
   const CodedArrays<true>& q_;
+  bool two_of_four_;
 };
 
 }  // namespace

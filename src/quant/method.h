@@ -27,6 +27,7 @@ struct LinearJob {
   QuantSpec spec{};
   Effort effort = Effort::standard;
   ActOrder act_order = ActOrder::off;
+  bool two_of_four = false;    // 2:4 sparsity: of every four inputs of a row two weights at most are not zero
   float damp = 0.01f;          // relative to the mean of diag H
   bool shifts_targets = true;  // aims at the unquantized output, where the statistics hold both streams
   bool allow_rtn = false;      // permits the last rung

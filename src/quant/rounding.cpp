@@ -6,6 +6,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "kernels/exec/upload.h"
 #include "kernels/products/dequantize.h"
 #include "kernels/quantize/choose_f8_scales.h"
 #include "kernels/quantize/factor.h"
@@ -57,6 +58,22 @@ DeviceCodes round_plain(Exec& ex, ConstTensorView w, ConstTensorView h, const Qu
                  .group = spec.group_size(w.cols()),
                  .out_group = spec.out_group});
   return q;
+}
+
+DeviceCodes round_alone(Exec& ex, const LinearJob& job, ConstTensorView w, ConstTensorView h, ScaleRule rule,
+                        ConstTensorView c) {
+  if (!job.two_of_four) return round_plain(ex, w, h, job.spec, rule);
+  Tensor roots;
+  if (c.data) {
+    const Tensor host = ex.to_host(c);
+    std::vector<float> s(host.as<float>(), host.as<float>() + host.numel());
+    for (float& v : s) v = std::sqrt(v);
+    roots = upload(ex, s);
+  }
+  const Tensor left = ex.alloc(DType::f32, w.shape);
+  ex.copy(w, left);
+  prune_quads(ex, roots, left);
+  return round_plain(ex, left, h, job.spec, rule);
 }
 
 Tensor values_of(Exec& ex, const DeviceCodes& q, const QuantSpec& spec, DType dtype) {
@@ -179,14 +196,14 @@ MethodResult round_to_nearest(Exec& ex, const LinearJob& job) {
     else if (shifts)
       result.rung = "diagonal";
   }
-  DeviceCodes q = round_plain(ex, target, h, job.spec, searched ? ScaleRule::diag_grid : ScaleRule::absmax);
+  DeviceCodes q = round_alone(ex, job, target, h, searched ? ScaleRule::diag_grid : ScaleRule::absmax);
   if (measured) {
     const auto loss = [&](ConstTensorView aim, const DeviceCodes& codes, LossSums sums = LossSums::reported) {
       return loss_per_token(ex, aim, values_of(ex, codes, job.spec), *job.stats, *job.rows, sums);
     };
     result.loss_target = result.loss_target_rtn = loss(target, q);
     if (searched) {
-      DeviceCodes plain = round_plain(ex, job.weight, {}, job.spec, ScaleRule::absmax);
+      DeviceCodes plain = round_alone(ex, job, job.weight, {}, ScaleRule::absmax);
       result.loss_target_rtn = loss(target, plain);
       result.loss_rtn = shifted ? loss(job.weight, plain) : result.loss_target_rtn;
       if (nearly_equal(result.loss_target_rtn, result.loss_target)) {

@@ -24,6 +24,10 @@ DeviceCodes make_codes(Exec& ex, const QuantSpec& spec, int64_t out, int64_t in)
 // Scales by `rule` with the importance h ([in] f32, data == nullptr: all ones), then codes. Consecutive
 // groups.
 DeviceCodes round_plain(Exec& ex, ConstTensorView w, ConstTensorView h, const QuantSpec& spec, ScaleRule rule);
+// The same of w on the job's grid; in 2:4 sparsity of what is left of it, of every four inputs the two of the largest
+// w^2 c, with c what each input counts then ([in] f32; data == nullptr: all one, which is by magnitude).
+DeviceCodes round_alone(Exec& ex, const LinearJob& job, ConstTensorView w, ConstTensorView h, ScaleRule rule,
+                        ConstTensorView c = {});
 
 // The values that the codes stand for, [out, in] f32 | bf16 on the device. Not of scales with a second level.
 Tensor values_of(Exec& ex, const DeviceCodes& q, const QuantSpec& spec, DType dtype = DType::f32);

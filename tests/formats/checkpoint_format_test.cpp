@@ -187,8 +187,25 @@ TEST(CheckpointFormat, ChoosesTheFirstPackingThatAccepts) {
   EXPECT_EQ(&checkpoint_format("gptq"), &format_gptq);
   EXPECT_NE(complaint_of([] {
               checkpoint_format("ggml");
-            }).find("marlin gptq awq compressed-tensors fp8 modelopt mxfp4 bf16"),
+            }).find("marlin gptq awq compressed-tensors marlin-24 fp8 modelopt mxfp4 bf16"),
             std::string::npos);
+}
+
+// What --format marlin-24 writes, with a linear that stays dense and an FP8 cache.
+TEST(CheckpointFormat, Marlin24IsWrittenAndReadBack) {
+  QuantizationSummary s;
+  for (const std::string& name : kLinears) s.linears[name] = format(packing_ct_marlin_24);
+  s.linears.erase(kLinears[1]);
+  s.dense = {kLinears[1]};
+  s.fp8_kv_cache = true;
+  const json c = json::parse(format_marlin_24.write_config(s));
+  EXPECT_EQ(c["format"], "marlin-24");
+  EXPECT_EQ(c["config_groups"]["group_0"]["format"], "marlin-24");
+  EXPECT_EQ(c["sparsity_config"], json({{"format", "dense"}, {"sparsity_structure", "2:4"}}));
+  const Read r = read(c.dump(), tensors_of(s));
+  EXPECT_EQ(r.name, "compressed-tensors");
+  EXPECT_EQ(difference(r.summary, s), "");
+  EXPECT_EQ(format_marlin_24.write_config({}), "");
 }
 
 // Configs of 2:4 files: the library's and AutoGPTQ's.

@@ -144,6 +144,13 @@ TEST(PackingGolden, Marlin24) {
     std::map<std::string, Tensor> kept;
     const auto source = golden_source(golden, kept);
     EXPECT_EQ(difference(packing_ct_marlin_24.unpack(linear, q.spec, q.out(), q.in(), source), q), "") << linear;
+    const PackedLinear packed = packing_ct_marlin_24.pack(linear, q);
+    ASSERT_EQ(packed.tensors.size(), 3u);
+    for (const NamedTensor& t : packed.tensors) {  // `meta` is [N, K/16] there, the same bytes
+      const Tensor theirs = golden.get(t.name);
+      EXPECT_EQ(t.tensor.dtype(), theirs.dtype()) << t.name;
+      EXPECT_EQ(first_difference(t.tensor.view().reshaped(theirs.shape()), theirs), "") << t.name;
+    }
     const std::map<std::string, std::string> ours = {
         {linear + ".B_24", "weight_packed"}, {linear + ".B_meta", "meta"}, {linear + ".s", "scale_packed"}};
     const TensorSource renamed = [&](const std::string& name) {
@@ -151,7 +158,7 @@ TEST(PackingGolden, Marlin24) {
     };
     EXPECT_EQ(difference(packing_marlin_24.unpack(linear, q.spec, q.out(), q.in(), renamed), q), "") << linear;
     EXPECT_THROW(packing_ct_marlin_24.unpack(linear, {.bits = 3}, q.out(), q.in(), source), Error);
-    EXPECT_NE(packing_ct_marlin_24.refuses(q.spec, q.out(), q.in(), false).find("only read"), std::string::npos);
+    EXPECT_NE(packing_marlin_24.refuses(q.spec, q.out(), q.in(), false).find("only read"), std::string::npos);
   }
 }
 

@@ -7,7 +7,7 @@
 #include "formats/packing.h"
 #include "src/core/half.h"
 #include "src/core/rng.h"
-#include "tests/formats/packing_fixture.h"
+#include "tests/formats/sparse_fixture.h"
 #include "tests/support/support.h"
 #include "tests/support/tolerance.h"
 
@@ -21,7 +21,7 @@ bool round_trip(const Packing& p, const QuantSpec& spec, int64_t out, int64_t in
   const bool act_order = order == Order::shuffled;
   const std::string what = std::string(p.name) + " " + spec.str() + " " + shape_name(out, in);
   if (!p.refuses(spec, out, in, act_order).empty()) return false;
-  const QuantizedLinear q = random_linear(spec, out, in, order);
+  const QuantizedLinear q = random_linear_for(p, spec, out, in, order);
   const PackedLinear packed = p.pack("a.b", q);
   const std::vector<TensorPlan> plan = p.tensors(spec, out, in, act_order);
   EXPECT_EQ(packed.tensors.size(), plan.size()) << what;
@@ -137,7 +137,7 @@ TEST(Packing, BrokenTensorsAreNamed) {
   candidates[4].activations = ActQuant::token;
   candidates[5].activations = ActQuant::tensor;
   candidates.push_back(candidates[3]);
-  candidates.back().out_group = 64;
+  candidates.back().out_group = 128;
   for (const QuantSpec& gguf :
        {QuantSpec{.group = 32}, QuantSpec{.group = 32, .symmetric = false}, QuantSpec{.bits = 5, .group = 32},
         QuantSpec{.bits = 5, .group = 32, .symmetric = false}, QuantSpec{.bits = 8, .group = 32}})
@@ -145,15 +145,15 @@ TEST(Packing, BrokenTensorsAreNamed) {
   for (const Packing* p : packings()) {
     if (!p->pack) continue;
     const QuantSpec& spec = *std::find_if(candidates.begin(), candidates.end(),
-                                          [&](const QuantSpec& s) { return p->refuses(s, 64, 256, false).empty(); });
-    const QuantizedLinear q = random_linear(spec, 64, 256, Order::consecutive);
+                                          [&](const QuantSpec& s) { return p->refuses(s, 128, 256, false).empty(); });
+    const QuantizedLinear q = random_linear_for(*p, spec, 128, 256, Order::consecutive);
     const PackedLinear packed = p->pack("a", q);
     const auto message =
         [&](const std::function<void(std::map<std::string, ConstTensorView>&)>& damage) -> std::string {
       Stored stored(packed);
       damage(stored.views());
       try {
-        p->unpack("a", spec, 64, 256, stored.source());
+        p->unpack("a", spec, 128, 256, stored.source());
       } catch (const Error& e) {
         EXPECT_EQ(e.kind(), ErrorKind::checkpoint);
         return e.what();
@@ -162,7 +162,7 @@ TEST(Packing, BrokenTensorsAreNamed) {
     };
     for (const NamedTensor& t : packed.tensors) {
       EXPECT_NE(message([&](auto& v) { v.erase(t.name); }).find("'" + t.name + "' is missing"), std::string::npos);
-      EXPECT_NE(message([&](auto& v) { v[t.name].dtype = DType::i16; }).find("found i16"), std::string::npos)
+      EXPECT_NE(message([&](auto& v) { v[t.name].dtype = DType::u64; }).find("found u64"), std::string::npos)
           << p->name << " " << t.name;
       EXPECT_NE(message([&](auto& v) { v[t.name].shape = {7}; }).find("[7]"), std::string::npos) << t.name;
     }

@@ -93,6 +93,20 @@ TEST(WorkedExample, MarlinScaleOrder) {
   }
 }
 
+TEST(WorkedExample, TwoOfFour) {
+  const std::string doc = page("marlin.md");
+  const auto q = linear_of({}, 128, 128, [](int64_t n, int64_t k) {
+    const int64_t kept = k / 4 * 2 + k % 4 - 1;
+    return k % 4 == 1 || k % 4 == 2 ? 9 + (5 * kept + 3 * n) % 7 : 8;
+  });
+  const PackedLinear p = packing_ct_marlin_24.pack("x", q);
+  EXPECT_EQ(hex_words(p.tensors[0].tensor, 0, 0, 6), "ACCECEE9 DFFAFAAC 9BBDBDDF CEE9E99B DFFAFAAC 9BBDBDDF");
+  EXPECT_STANDS_IN(doc, hex_words(p.tensors[0].tensor, 0, 0, 6));
+  const Tensor& meta = p.tensors[2].tensor;
+  for (int64_t i = 0; i < meta.numel(); ++i) EXPECT_EQ(meta.as<uint16_t>()[i], 0x9999);
+  EXPECT_STANDS_IN(doc, "0x9999");
+}
+
 TEST(WorkedExample, GptqWords) {
   const std::string doc = page("gptq.md");
   auto q = linear_of({.group = -1, .symmetric = false}, 8, 8, [](int64_t n, int64_t k) { return k + 1 + 2 * n; });

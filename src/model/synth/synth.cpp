@@ -109,6 +109,12 @@ QuantizedLinear random_codes(uint64_t seed, const NamedLinear& linear, const Qua
   return q;
 }
 
+// 2:4 sparsity: two of every four inputs get the code of zero, others from quad to quad.
+void prune(QuantizedLinear& q) {
+  for (int64_t i = 0; i < q.codes.numel(); ++i)
+    if ((i + i / 4) % 4 < 2) q.codes.as<uint8_t>()[i] = static_cast<uint8_t>(q.spec.mid_code());
+}
+
 // Tensors that multiply what they stand for, beside norms: they are around 1.
 std::set<std::string> factors_of(const ModelSpec& spec) {
   std::set<std::string> names;
@@ -201,7 +207,9 @@ class Synthesizer {
       return;
     }
     const LinearFormat& f = summary_.linears.at(l.name);
-    const PackedLinear packed = f.packing->pack(l.name, random_codes(options_.seed, l, f.spec));
+    QuantizedLinear q = random_codes(options_.seed, l, f.spec);
+    if (f.packing->two_of_four) prune(q);
+    const PackedLinear packed = f.packing->pack(l.name, q);
     for (const NamedTensor& t : packed.tensors) add(t.name, t.tensor);
   }
 

@@ -3,6 +3,9 @@
 // candidate), aim at the weight that reproduces the unquantized output where the statistics hold both streams,
 // and improve the result by rounds of refit and descent (0 quick, 3 default, 6 best).
 //
+// In 2:4 sparsity the column loop chooses the mask with the codes (SparseGPT, Frantar & Alistarh, 2023), and the
+// descent may exchange a weight that stays for one that does not.
+//
 // On the E4M3 grid the scales are searched once, on the target, and neither refit nor descent follows. 4-bit floats and
 // blocks of GGUF with scales of their own have a loop of their own on the same ladder (gptq_levels.h).
 //
@@ -24,6 +27,7 @@
 #include "src/quant/methods/coupled_rows.h"
 #include "src/quant/methods/gptq_ladder.h"
 #include "src/quant/methods/gptq_levels.h"
+#include "src/quant/methods/with_diagonal.h"
 #include "src/quant/rounding.h"
 
 namespace fewbit {
@@ -58,32 +62,6 @@ struct Problem {
   std::optional<float> aimed{};     // the damping that target was last made for
   bool reached = false;             // whether it could be made
   bool shifted = false;
-};
-
-// The statistics' Gram matrix with another diagonal, for as long as this lives: a copy would be as large as the factor.
-// Statistics therefore belong to one method at a time.
-class WithDiagonal {
- public:
-  WithDiagonal(Exec& ex, const Tensor& gram, ConstTensorView diag)
-      : ex_(ex), gram_(gram.view()), own_(ex.alloc(DType::f32, {gram.cols()})) {
-    diagonal(ex, gram_, own_);
-    set_diagonal(ex, diag, gram_);
-  }
-  // A device that fails here has failed what was run on the matrix as well, and will say so at the next wait.
-  ~WithDiagonal() {
-    try {
-      set_diagonal(ex_, own_, gram_);
-    } catch (const Error&) {
-    }
-  }
-  WithDiagonal(const WithDiagonal&) = delete;
-  WithDiagonal& operator=(const WithDiagonal&) = delete;
-  TensorView h() const { return gram_; }
-
- private:
-  Exec& ex_;
-  TensorView gram_;
-  Tensor own_;
 };
 
 // True where the diagonal can weigh columns at all: finite, nowhere negative, not all zero.
@@ -166,7 +144,11 @@ Tensor scales_by_row(Exec& ex, const Tensor& scales, int64_t out_group, int64_t 
 bool feed_back(Exec& ex, const LinearJob& job, const Problem& p, ConstTensorView target, const ColumnOrder& order,
                ConstTensorView r, DeviceCodes& q) {
   const int64_t out = target.rows(), in = target.cols();
-  ErrorFeedbackArgs args{.w = target, .r = r, .h_diag = p.diag, .search = search_for(job.spec, scale_rule(job.effort))};
+  ErrorFeedbackArgs args{.w = target,
+                         .r = r,
+                         .h_diag = p.diag,
+                         .search = search_for(job.spec, scale_rule(job.effort)),
+                         .two_of_four = job.two_of_four};
   q = make_codes(ex, job.spec, out, in);
   const Tensor column = upload(ex, order.column);
   const Tensor grid_of = upload(ex, fixed_grids(job, order));
@@ -209,7 +191,8 @@ void refine(Exec& ex, const LinearJob& job, const Problem& p, ConstTensorView ta
   const int64_t in = job.weight.cols();
   const WithDiagonal damped(ex, job.stats->gram, p.diag);
   add_diagonal(ex, upload(ex, std::vector<float>(static_cast<size_t>(in), lambda)), damped.h());
-  const RefineArgs args{.target = target, .h = damped.h(), .scale_dtype = job.spec.scale_dtype};
+  const RefineArgs args{
+      .target = target, .h = damped.h(), .scale_dtype = job.spec.scale_dtype, .two_of_four = job.two_of_four};
   const MutableCodedView coded{.codes = q.codes,
                                .scales = q.scales,
                                .zeros = q.zeros,
@@ -350,14 +333,14 @@ MethodResult quantize(Exec& ex, const LinearJob& job) {
   MethodResult result;
   DeviceCodes q;
   const auto round = [&](ConstTensorView h) {
-    q = round_plain(ex, job.weight, h, job.spec, h.data ? scale_rule(job.effort) : ScaleRule::absmax);
+    q = round_alone(ex, job, job.weight, h, h.data ? scale_rule(job.effort) : ScaleRule::absmax, h);
   };
   if (has_gram(job)) {
     Problem p = make_problem(ex, job);
     if (usable(p.importance)) result.rung = code(ex, job, p, q, result.coupled);
     if (result.rung.empty()) result.rung = fall_back(job, &p, round);
     const std::function<Tensor()> values = [&] { return values_of(ex, q, job.spec); }, plain = [&] {
-      return values_of(ex, round_plain(ex, job.weight, {}, job.spec, ScaleRule::absmax), job.spec);
+      return values_of(ex, round_alone(ex, job, job.weight, {}, ScaleRule::absmax), job.spec);
     };
     report_losses(ex, job, p, values, plain, result);
   } else {

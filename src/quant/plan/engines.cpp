@@ -76,6 +76,11 @@ class Check {
     for (const FormatRule& r : format_rules())
       if (r.engine == engine_.name && std::find(known.begin(), known.end(), r.format) == known.end())
         known.push_back(r.format);
+    if (plan_.format->two_of_four)
+      return fmt::format(
+          "{} does not load it: engines have dropped 2:4 sparsity; --format compressed-tensors or gptq "
+          "hold the same codes, zeros and all",
+          who());
     return fmt::format("{} does not load it; it loads --format {}", who(), fmt::join(known, ", "));
   }
 

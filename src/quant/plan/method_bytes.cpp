@@ -17,7 +17,8 @@ int64_t bytes_of_method(Device::Kind kind, const PlannedLinear& p, bool sibling)
   const int64_t in = p.linear.in, out = p.linear.out, weights = out * in;
   if (p.lossless) return weights * 6;  // codes in two places, and the values that take their place
   // On a GPU the weight, what stands for it, both in f32, and codes.
-  if (!has(p.recipe.needs(), Needs::gram)) return weights * (kind == Device::cuda && !p.blocks ? 9 : 14);
+  const int64_t left = p.recipe.two_of_four ? 4 * weights : 0;  // of the weight, pruned
+  if (!has(p.recipe.needs(), Needs::gram)) return weights * (kind == Device::cuda && !p.blocks ? 9 : 14) + left;
   const bool shifted = has(p.recipe.needs(), Needs::cross);
   const bool gptq = p.recipe.method == &method_gptq;
   const int64_t strips = gram_loss_bytes(kind, out, in), factor = gptq ? 4 * in * in : 0;

@@ -88,7 +88,16 @@ std::string choose_packing_of(const CheckpointFormat& format, PlannedLinear& p) 
                        p.recipe.blocks->name, p.recipe.method->name, join(gguf::types_with_codes(), ", "));
   const bool act_order = p.recipe.act_order == ActOrder::full;
   std::string why;
+  if (p.recipe.two_of_four && p.linear.in % 4 != 0)
+    return fmt::format("sparse=2:4 wants inputs in whole fours, here {}; --keep '{}' leaves it as it is", p.linear.in,
+                       p.linear.name);
   p.packing = choose_packing(format, spec, p.linear.out, p.linear.in, act_order, &why);
+  if (p.packing && p.packing->two_of_four && !p.recipe.two_of_four) {
+    p.packing = nullptr;
+    why = fmt::format("{} holds two weights of every four inputs, which sparse=2:4 (--sparse 2:4) makes", format.name);
+  } else if (!p.packing && p.recipe.two_of_four && format.two_of_four) {
+    why += "; --format compressed-tensors, gptq or marlin hold the same codes, zeros and all";
+  }
   if (!p.packing) return why;
   p.out_bytes = packed_bytes(*p.packing, spec, p.linear.out, p.linear.in, act_order);
   if (p.note.empty() && p.packing->note) p.note = p.packing->note(spec, p.linear.out, p.linear.in);
@@ -198,7 +207,7 @@ PlannedLinear plan_linear(const Checkpoint& c, const NamedLinear& l, const Recip
       return p;
     }
   }
-  if (packed && plan.transforms.empty() && pass_on_grid(c, *plan.format, p)) return p;
+  if (packed && plan.transforms.empty() && !p.recipe.two_of_four && pass_on_grid(c, *plan.format, p)) return p;
   std::string why;
   if (p.recipe.blocks) choose_blocks(c.spec, p);
   if (!p.keep && !p.blocks) why = choose_packing_of(*plan.format, p);
@@ -259,6 +268,7 @@ LinearJob job_of(const PlannedLinear& p, ConstTensorView weight, const InputStat
           .spec = p.recipe.spec,
           .effort = p.recipe.effort,
           .act_order = p.recipe.act_order,
+          .two_of_four = p.recipe.two_of_four,
           .damp = p.recipe.damp,
           .shifts_targets = p.recipe.targets != Targets::off};
 }

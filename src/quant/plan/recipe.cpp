@@ -102,6 +102,12 @@ bool on_or_off(std::string_view setting, std::string_view v) {
   fail(ErrorKind::usage, unknown_name(std::string(setting), v, {"on", "off"}));
 }
 
+bool two_of_four_from(std::string_view v) {
+  if (v == "2:4") return true;
+  if (v == "off") return false;
+  fail(ErrorKind::usage, unknown_name("pattern of sparse= (--sparse)", v, {"2:4", "off"}));
+}
+
 bool fp8_kv_cache_from(std::string_view v) {
   if (v == "fp8") return true;
   if (v == "bf16") return false;
@@ -158,6 +164,7 @@ struct Setting {
 };
 constexpr Setting kSettings[] = {
     {"act", [](Recipe& r, std::string_view v) { r.act_order = act_order_from(v); }},
+    {"sparse", [](Recipe& r, std::string_view v) { r.two_of_four = two_of_four_from(v); }},
     {"acts", [](Recipe& r, std::string_view v) { set_activations(r, v); }},
     {"rotation", [](Recipe& r, std::string_view v) { r.rotation_seed = rotation_seed_from(v); }},
     {"online", [](Recipe& r, std::string_view v) { r.turns_inputs = on_or_off("online=", v); }},
@@ -336,6 +343,7 @@ Recipe overlay(Recipe base, const Recipe& over) {
   if (over.activations) base.activations = over.activations;
   if (over.percentile) base.percentile = over.percentile;
   if (over.act_order) base.act_order = over.act_order;
+  if (over.two_of_four) base.two_of_four = over.two_of_four;
   if (over.effort) base.effort = over.effort;
   if (over.scale) base.scale = over.scale;
   if (over.damp) base.damp = over.damp;

@@ -10,6 +10,7 @@
 //   auto target-bits=4.25 schemes=int3,int4,nvfp4,fp8,bf16 = a scheme for every linear, chosen by measurement
 //   gptq targets=off   = aims at the weights themselves: calibration runs one stream instead of two
 //   gptq curvature=on  = errors of outputs weighed by what the model makes of them
+//   gptq int4 sparse=2:4 = of every four inputs of a row two weights stay (symmetric int4)
 //   fp8 bits=8         = so many bits on whatever grid the rest says (the flag --bits); int8 says the grid too
 // Every word but the methods is optional, and in an override (--set GLOB=RECIPE) the methods too; "keep"
 // leaves a linear as it is, "source" those that are low-bit in the model.
@@ -55,6 +56,7 @@ struct Recipe {
   std::optional<bool> turns_inputs{};       // online=on | off: linears that read no norm turn their input
   std::optional<float> percentile{};        // of the inputs' magnitudes, for acts=tensor
   std::optional<ActOrder> act_order{};
+  std::optional<bool> two_of_four{};  // sparse=2:4 | off
   std::optional<Effort> effort{};
   std::optional<DType> scale{};
   std::optional<float> damp{};
@@ -100,6 +102,7 @@ struct FullRecipe {
   const Method* method = nullptr;
   QuantSpec spec{};
   ActOrder act_order = ActOrder::off;
+  bool two_of_four = false;  // 2:4 sparsity: of every four inputs of a row two weights at most are not zero
   Effort effort = Effort::standard;
   float damp = 0.01f;
   // All but off: a second, unquantized stream runs beside the quantized one. Off: one stream, about half of the

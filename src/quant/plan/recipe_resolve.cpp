@@ -152,9 +152,33 @@ void refuse_words_of_auto(const Recipe& r) {
     fail(ErrorKind::usage, "target-bits and a budget= of bytes or time are two budgets; leave one out");
 }
 
+// Why the recipe cannot be one of 2:4 sparsity; "" = it can.
+std::string refuses_sparsity(const Recipe& r, const FullRecipe& f) {
+  const QuantSpec& s = f.spec;
+  if (r.chooses_precision()) return "gptq or rtn, found auto, whose grids it does not fit";
+  if (!f.transforms.empty()) return fmt::format("gptq or rtn without a transform in front, found {}", r.chain_str());
+  if (f.method != &method_gptq && f.method != &method_rtn) return fmt::format("gptq or rtn, found {}", f.method->name);
+  if (s.grid != Grid::integer || s.bits != 4 || !s.symmetric) return "symmetric int4, found " + s.str();
+  if (s.activations != ActQuant::none) return fmt::format("acts=off, found {}", s.str());
+  if (s.group != -1 && s.group % 4 != 0) return fmt::format("groups of whole fours, found {}", s.str());
+  if (f.act_order != ActOrder::off)
+    return fmt::format("act=off, for columns in their own order, found act={}", name_of(f.act_order));
+  if (f.blocks)
+    return fmt::format("a format of codes, found gguf:{}; `convert to gguf:q4_0` is for what has g32", f.blocks->name);
+  return "";
+}
+
+void resolve_sparsity(const Recipe& r, FullRecipe& f) {
+  f.two_of_four = r.two_of_four.value_or(false);
+  if (!f.two_of_four) return;
+  if (const std::string why = refuses_sparsity(r, f); !why.empty())
+    fail(ErrorKind::usage, "sparse=2:4 (--sparse): expected " + why);
+}
+
 // The one that is named, or the usual one; `auto` over floats too has that of floats, whichever a linear gets.
 const CheckpointFormat& format_of(const Recipe& r, const FullRecipe& f) {
   if (!r.format.empty()) return checkpoint_format(r.format.substr(0, r.format.find(':')));
+  if (r.two_of_four.value_or(false)) return format_marlin_24;  // where what is pruned takes no room
   return default_checkpoint_format(has_floats(r.schemes) ? kNvfp4 : f.spec, f.fp8_kv_cache);
 }
 
@@ -201,6 +225,7 @@ FullRecipe resolve(const Recipe& r) {
         fmt::format("curvature=on: expected gptq on integers, beside the unquantized stream and not in a type of GGUF, "
                     "found {}; leave it out",
                     f.str()));
+  resolve_sparsity(r, f);
   if (f.act_order != ActOrder::off && f.method->needs == Needs::nothing)
     fail(ErrorKind::usage,
          fmt::format("act={} has no meaning for {}, which visits no column before another; leave it out, "
@@ -256,6 +281,7 @@ std::string FullRecipe::str() const {
     s += fmt::format(" targets={}", name_of(targets));
   if (effort != Effort::standard) s += fmt::format(" effort={}", name_of(effort));
   if (weighs_outputs != weighs_by_itself()) s += weighs_outputs ? " curvature=on" : " curvature=off";
+  if (two_of_four) s += " sparse=2:4";
   if (blocks) s += fmt::format(" format={}:{}", format, blocks->name);
   return s;
 }

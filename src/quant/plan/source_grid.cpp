@@ -28,6 +28,10 @@ bool pass(const Checkpoint& c, const CheckpointFormat& format, const QuantSpec& 
   const bool same =
       from.spec == spec && std::find(candidates.begin(), candidates.end(), from.packing) != candidates.end();
   const Packing* packing = same ? from.packing : choose_packing(format, spec, l.out, l.in, from.act_order, why_not);
+  if (packing && packing->two_of_four && !from.packing->two_of_four) {
+    if (why_not) *why_not = fmt::format("{} holds two weights of every four inputs alone", format.name);
+    return false;
+  }
   if (!packing) return false;
   p.lossless = true;
   p.keep = false;

@@ -38,6 +38,10 @@ constexpr RecipeFlag kRecipeFlags[] = {
      "through the model in float32 and takes 6 to 9 % off the KL at 4 bits (default of gptq on integers at --effort "
      "best); "
      "off: each output by itself"},
+    {"--sparse", "sparse={}", RecipeFlag::Value::text,
+     "2:4: of every four inputs of a row two weights stay, chosen with the codes by gptq (SparseGPT) or by magnitude "
+     "by "
+     "rtn; symmetric int4 in format marlin-24, of 3.1 bits a weight, which engines have dropped; off (default)"},
     {"--target-bits", "target-bits={}", RecipeFlag::Value::text,
      "Of auto: bits per weight to stay within, scales and zeros included (default 4.25)"},
     {"--schemes", "schemes={}", RecipeFlag::Value::text,

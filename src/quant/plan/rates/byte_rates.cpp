@@ -157,6 +157,7 @@ double pack_seconds(Exec& ex, const PlannedLinear& p) {
   QuantizedLinear q;
   q.spec = spec;
   q.codes = Tensor::host_zeros(DType::u8, {out, in});
+  if (p.packing->two_of_four) std::fill_n(q.codes.as<uint8_t>(), out * in, static_cast<uint8_t>(spec.mid_code()));
   q.scales = Tensor::host_zeros(DType::f32, {(out + spec.out_group - 1) / spec.out_group, spec.groups(in)});
   std::fill_n(q.scales.as<float>(), q.scales.numel(), 1.f);
   if (spec.grid == Grid::integer && !spec.symmetric) q.zeros = Tensor::host_zeros(DType::u8, {out, spec.groups(in)});

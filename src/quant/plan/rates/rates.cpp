@@ -167,6 +167,7 @@ LinearRates linear_rates(Exec& ex, const PlannedLinear& p, const std::vector<int
   std::vector<int64_t> whole = widths;
   if (p.blocks)  // an encoder takes whole blocks; the linear's own width is among those that stay
     std::erase_if(whole, [&](int64_t n) { return n % p.blocks->elements != 0; });
+  if (p.recipe.two_of_four) std::erase_if(whole, [](int64_t n) { return n % 4 != 0; });
   // A GPU is far from busy with a narrow linear, so that a wide one takes little longer.
   at_widths(whole, seconds, sums && !ex.on_cuda() ? 1.5 : 1, [&](int64_t n) {
     if (p.recipe.spec.group > 0 && n % p.recipe.spec.group != 0 && n % kNarrowest == 0) return;
