@@ -10,8 +10,8 @@ namespace fewbit {
 //   w     [out, in]    the dtype of x
 //   bias  [out]        the dtype of x; data == nullptr: none
 //   y     [rows, out]  f32, or the dtype of x; overwritten
-// Numerics: products and sums in f32, TF32 only where a caller asks for it (rough_products.h; products of two bf16 values are exact in f32); the bias is added in
-// f32, then y is rounded once, to nearest even. The order of the sums is fixed for a shape and a device.
+// Numerics: products and sums in f32, in TF32 under RoughProducts alone (two bf16 values' products are exact in f32);
+// the bias is added in f32, then y is rounded once, to nearest even. A shape and a device fix the order of the sums.
 // Errors: shapes or dtypes other than these stop the process (FEWBIT_ASSERT), here and in all ops of this header. No
 // rows and no outputs are fine: nothing is written.
 namespace cpu {

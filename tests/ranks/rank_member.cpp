@@ -130,9 +130,9 @@ void factors(const Ranks& ranks) {
       same(alone, shared, "factor");
     }
     const Tensor alone = Tensor::host(DType::f32, {n, n}), shared = Tensor::host(DType::f32, {n, n});
-    expect(
-        shift_targets(ex, x, x, h, 1, {}, 1, alone).ok() && shift_targets(ex, x, x, h, 1, {}, 1, shared, rows.panels()).ok(),
-        "a shift");
+    const bool shifted = shift_targets(ex, x, x, h, 1, {}, 1, alone).ok() &&
+                         shift_targets(ex, x, x, h, 1, {}, 1, shared, rows.panels()).ok();
+    expect(shifted, "a shift");
     same(alone, shared, "shift");
     h.as<float>()[n * n - 1] = -1e9f;  // all see the same failure
     const int64_t pivot = factorize(ex, h, 1, Precision::f32, alone).pivot;
