@@ -257,7 +257,7 @@ TEST_F(LowBit, DeepSeekV3BecomesInt4NoWorseThanFromBf16) {
     from_fp8 += a.linears[i].rel_error;
     from_bf16 += b.linears[i].rel_error;
   }
-  EXPECT_LE(from_fp8, from_bf16 * (1 + tol::kPublishedError));
+  EXPECT_LE(from_fp8, from_bf16 * (1 + tol::kSameCalibration));
   EXPECT_LE(std::fabs(loss_of(dir_ / "from-fp8") - loss_of(golden)), tol::kInt4Loss);
 }
 
