@@ -25,7 +25,7 @@ namespace fewbit::blas {
 
 // What this project calls of the library.
 struct Functions {
-#define FEWBIT_BLAS_POINTER(name) decltype(&::name) name = nullptr;
+#define FEWBIT_BLAS_POINTER(name) decltype(&::name) name = nullptr;  // NOLINT: the name that it declares
   FEWBIT_BLAS_FUNCTIONS(FEWBIT_BLAS_POINTER)
 #undef FEWBIT_BLAS_POINTER
 };

@@ -286,7 +286,7 @@ std::string code(Exec& ex, const LinearJob& job, Problem& p, DeviceCodes& q, boo
   const ColumnOrder order = make_order(job.act_order, p.importance, job.spec.group_size(job.weight.cols()));
   std::optional<CoupledRows> rows =
       job.curvature ? CoupledRows::of(ex, *job.curvature, job.weight.rows(), sweeps_of(job.effort) > 0) : std::nullopt;
-  const std::string rung = climb(ex, job, order, p, [&](const Tensor& r, float lambda) {
+  std::string rung = climb(ex, job, order, p, [&](const Tensor& r, float lambda) {
     if (rows) return code_in_steps(ex, job, p, order, r, lambda, *rows, q);
     if (!feed_back(ex, job, p, p.target, order, r, q)) return false;
     refine(ex, job, p, p.target, lambda, refine_rounds(job.effort), q);

@@ -172,8 +172,8 @@ double pack_seconds(Exec& ex, const PlannedLinear& p) {
     (void)p.packing->pack(p.linear.name, q);
     (void)hash.get();
   };
-  std::vector<double> times;  // threads that wake up late make one of them long
-  for (int i = 0; i < 3; ++i) times.push_back(seconds_of(ex, pack));
+  std::vector<double> times(3);  // threads that wake up late make one of them long
+  for (double& t : times) t = seconds_of(ex, pack);
   return median_of(std::move(times)) / static_cast<double>(out * in);
 }
 
