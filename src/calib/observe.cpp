@@ -1,9 +1,9 @@
 #include "src/calib/observe.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 
+#include "kernels/exec/upload.h"
 #include "kernels/model/add.h"
 #include "kernels/model/cast.h"
 #include "kernels/statistics/column_stats.h"
@@ -127,7 +127,7 @@ InputStats InputSums::finish() {
   if (stats_.cross) share_.finish_cross(stats_.cross);
   if (stats_.residual) {
     share_.finish_errors(stats_.residual);
-    scale_by(ex_, ex_.to_device(Tensor::host_from<float>(DType::f32, {1}, std::array{error_factor_})), stats_.residual);
+    scale_by(ex_, upload(ex_, std::vector<float>{error_factor_}), stats_.residual);
   }
   if (sample_) {
     const int64_t rows = std::min(stats_.tokens, kSampleTokens);

@@ -39,30 +39,15 @@ Tensor inverse_transposed(Exec& ex, ConstTensorView strip, int64_t column) {
   return ex.to_device(host);  // row c holds column c of inv(R)
 }
 
-// inv(H_BB) of a symmetric positive block on the host: strip [n, ld], its columns from `column`.
-Tensor inverse_of(Exec& ex, ConstTensorView strip, int64_t column) {
+// inv(S)^T of a block H_BB = S S^T: strip [n, ld] of H on the host, the block's columns from `column`. Empty where it
+// cannot be factored.
+Tensor root_of_inverse(Exec& ex, ConstTensorView strip, int64_t column) {
   const int64_t n = strip.rows(), ld = strip.cols();
-  const float* h = strip.as<float>() + column;
-  std::vector<double> a(static_cast<size_t>(n * n)), b(static_cast<size_t>(n * n), 0.0);
-  for (int64_t i = 0; i < n; ++i) {
-    std::copy_n(h + i * ld, n, a.begin() + i * n);
-    b[static_cast<size_t>(i * n + i)] = 1;
-  }
-  for (int64_t k = 0; k < n; ++k) {  // Gauss and Jordan; positive definite, so without pivots
-    const double d = 1 / a[static_cast<size_t>(k * n + k)];
-    for (int64_t j = 0; j < n; ++j) a[static_cast<size_t>(k * n + j)] *= d, b[static_cast<size_t>(k * n + j)] *= d;
-    for (int64_t i = 0; i < n; ++i) {
-      const double f = a[static_cast<size_t>(i * n + k)];
-      if (i == k || f == 0) continue;
-      for (int64_t j = 0; j < n; ++j) {
-        a[static_cast<size_t>(i * n + j)] -= f * a[static_cast<size_t>(k * n + j)];
-        b[static_cast<size_t>(i * n + j)] -= f * b[static_cast<size_t>(k * n + j)];
-      }
-    }
-  }
-  const Tensor host = Tensor::host(DType::f32, {n, n});
-  std::transform(b.begin(), b.end(), host.as<float>(), [](double v) { return static_cast<float>(v); });
-  return ex.to_device(host);
+  const Tensor block = Tensor::host(DType::f32, {n, n});
+  for (int64_t i = 0; i < n; ++i) std::copy_n(strip.as<float>() + i * ld + column, n, block.as<float>() + i * n);
+  Exec host = Exec::cpu();
+  if (!factorize(host, block, 0, Precision::f64, block).ok()) return {};
+  return inverse_transposed(ex, block, 0);
 }
 
 // The set's matrix in its order, with so much of what is off the diagonal, and its factor. False where it has none.
@@ -104,7 +89,8 @@ std::optional<CoupledRows> CoupledRows::of(Exec& ex, OutputCurvature& curvature,
            .begin = begin,
            .end = end,
            .inverse = inverse_transposed(ex, strip(h), begin),
-           .alone = sweeps ? inverse_of(ex, strip(set.whole), begin) : Tensor()});
+           .alone = sweeps ? root_of_inverse(ex, strip(set.whole), begin) : Tensor()});
+      if (sweeps && all.steps_[static_cast<size_t>(k)].parts.back().alone.empty()) return std::nullopt;
       for (int64_t i = begin; i < end; ++i)
         rows[static_cast<size_t>(k)].push_back(static_cast<int32_t>(order[static_cast<size_t>(i)] * sets + s));
       begin = end;
@@ -133,7 +119,9 @@ void CoupledRows::move(Exec& ex, const Part& p, bool sweeps, TensorView target) 
     matmul(ex, {.a = mat<float>(set.whole.view().row_range(p.begin, p.end)),
                 .b = mat<float>(set.errors),
                 .c = mat<float>(felt)});
-    return matmul(ex, {.a = mat<float>(p.alone), .b = mat<float>(felt), .c = mat<float>(target), .beta = 1});
+    const Tensor half = ex.alloc(DType::f32, target.shape);  // inv(H_BB) = inv(S)^T inv(S)
+    matmul(ex, {.a = mat<float>(p.alone), .b = mat<float>(felt), .c = mat<float>(half), .ta = Trans::yes});
+    return matmul(ex, {.a = mat<float>(p.alone), .b = mat<float>(half), .c = mat<float>(target), .beta = 1});
   }
   if (p.begin == 0) return;
   matmul(ex, {.a = mat<float>(set.factor).block(0, p.begin, p.begin, p.end),
@@ -180,8 +168,8 @@ bool CoupledRows::sweep(Exec& ex, ConstTensorView target, const Code& code) { re
 int64_t coupled_bytes(int64_t out, int64_t in, bool sweeps) {
   const int64_t n = OutputCurvature::rows_of(out, 0), some = (out + kCoupledSteps - 1) / kCoupledSteps;
   const int64_t kept = sweeps ? OutputCurvature::bytes(out) : 0, blocks = (sweeps ? 8 : 4) * n * n / kCoupledSteps;
-  // Factoring a set, in f64; or errors, and of a step its rows in three places.
-  return kept + std::max(12 * n * n, 4 * out * in + 12 * some * in + blocks);
+  // Factoring a set, in f64; or errors, and of a step its rows in three places, four in a sweep.
+  return kept + std::max(12 * n * n, 4 * out * in + (sweeps ? 16 : 12) * some * in + blocks);
 }
 
 }  // namespace fewbit

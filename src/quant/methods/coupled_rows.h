@@ -40,7 +40,7 @@ class CoupledRows {
   struct Part {
     int64_t set = 0, begin = 0, end = 0;
     Tensor inverse{};  // inv(R_BB)^T of them, [rows, rows] f32
-    Tensor alone{};    // inv(H_BB), likewise, for sweeps
+    Tensor alone{};    // inv(S)^T, likewise, with H_BB = S S^T, for sweeps
   };
   struct Step {
     Tensor rows{};  // i32: of the linear

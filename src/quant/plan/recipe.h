@@ -110,8 +110,8 @@ struct FullRecipe {
   Targets targets = Targets::residual;
   // Weighs errors of a linear's outputs by what the model makes of them (src/quant/output_curvature.h).
   bool weighs_outputs = false;
-  bool weighs_where_it_can =
-      false;               // effort=best asks for it, nobody else does: a model without a way back goes without
+  // effort=best asks for it and nobody else does: a model without a way back goes without.
+  bool weighs_where_it_can = false;
   float percentile = 100;  // of |x| that a static scale of the inputs reaches
   bool fp8_kv_cache = false;
   std::optional<uint64_t> rotation{};  // the seed, where the whole model is turned first
