@@ -306,6 +306,28 @@ class Tidy(Tree):
         self.assertIn("looking at the first 1, not at: src/core/old.cpp", done.stdout)
 
 
+@needs("git")
+@needs("cmake")
+@needs("ninja")
+class Merged(Tree):
+    """Two sources with one name pass alone, and together where theirs differ."""
+
+    def test_a_name_twice(self):
+        os.makedirs(os.path.join(self.root, "scripts"))
+        shutil.copy(os.path.join(SCRIPTS, "merged.sh"), os.path.join(self.root, "scripts"))
+        self.write("CMakeLists.txt", "cmake_minimum_required(VERSION 3.20)\nproject(p CXX)\n"
+                   "set(CMAKE_EXPORT_COMPILE_COMMANDS ON)\nadd_library(p a.cpp b.cpp)\n"
+                   "set_target_properties(p PROPERTIES UNITY_BUILD ${FEWBIT_PRECOMPILE})\n")
+        source = "namespace { int NAME() { return 1; } }\nint of_NAME() { return NAME(); }\n"
+        self.write("a.cpp", source.replace("NAME", "run"))
+        self.write("b.cpp", source.replace("NAME", "walk"))
+        self.passes("scripts/merged.sh")
+        self.write("b.cpp", source.replace("NAME", "run"))
+        done = self.run_in_tree("scripts/merged.sh")
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("redefinition", done.stderr)
+
+
 class Readme(unittest.TestCase):
     """A figure that was changed by hand is found; another time of a step is not looked at."""
 

@@ -61,7 +61,7 @@ FEWBIT_DEVICE_TEST(Residual, SumsOfErrors) {
   EXPECT_LT(relative_error(got, expected), tol::kF32Op);
 }
 
-std::vector<LinearRecord> run(const Checkpoint& c, const std::string& recipe, const std::filesystem::path& out) {
+std::vector<LinearRecord> records_of(const Checkpoint& c, const std::string& recipe, const std::filesystem::path& out) {
   Exec ex = Exec::cpu();
   const Windows windows = made_up_windows(c.spec, 8, 32);
   const QuantPlan plan = make_plan(c, {.base = parse_recipe(recipe), .tokens = 256, .seq_len = 32});
@@ -77,9 +77,10 @@ TEST(Residual, InThePipeline) {
   const TempDir dir;
   synthesize(dir / "tiny", {.preset = "tiny"}, {});
   const Checkpoint c = Checkpoint::open(dir / "tiny");
-  const auto on = run(c, "gptq int3 g32", dir / "on"), off = run(c, "gptq int3 g32 targets=inputs", dir / "off");
-  const auto quick = run(c, "gptq int3 g32 effort=quick", dir / "quick"),
-             told = run(c, "gptq int3 g32 effort=quick targets=on", dir / "told");
+  const auto on = records_of(c, "gptq int3 g32", dir / "on"),
+             off = records_of(c, "gptq int3 g32 targets=inputs", dir / "off");
+  const auto quick = records_of(c, "gptq int3 g32 effort=quick", dir / "quick"),
+             told = records_of(c, "gptq int3 g32 effort=quick targets=on", dir / "told");
   ASSERT_EQ(on.size(), off.size());
   size_t before = 0;
   while (before < on.size() && on[before].hash == off[before].hash) ++before;
