@@ -198,9 +198,10 @@ Linear make_linear(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, DTy
 Linear make_linear(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, const LoadOptions& o, std::string* note) {
   if (o.weights == Weights::values)
     return DenseLinear{.weight = values_of(ex, q, o.dtype), .bias = upload_as(ex, bias, o.dtype), .input = {}};
-  if (o.weights == Weights::packed && o.acts == ActsType::int8 &&
-      refuses_int8_inputs(q.spec, q.in(), q.group_of.has_value()).empty() && q.spec.activations == ActQuant::none)
-    return int8_input_linear(ex, q, upload_as(ex, bias, o.dtype));
+  if (lies_in_strips(ex, q, o)) {
+    if (note) note->clear();
+    return strip_linear(ex, q, upload_as(ex, bias, o.dtype), o.acts);
+  }
   return o.weights == Weights::reference ? dequantized(ex, q, bias, o.dtype)
                                          : make_linear(ex, q, bias, o.dtype, note, o.expert);
 }

@@ -47,7 +47,7 @@ struct ByteLinear {
 struct GgufLinear {
   Tensor strips{}, bias{};
   const BlockForm* form = nullptr;
-  std::string type{};  // "q4_k"; "row4 x int8" of packed integers
+  std::string type{};  // "q4_k"; "row4", "row4 x int8" of packed integers
   int64_t out = 0, in = 0;
   ActsType acts = ActsType::bf16;
 };

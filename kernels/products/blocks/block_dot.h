@@ -1,5 +1,5 @@
 #pragma once
-// The loops of block_gemm() in AVX512-BF16 (block_dot_cpu.cpp), and in AVX2 with FMA (wide_chunk_cpu.cpp).
+// The loops of block_gemm() in AVX512-BF16 (block_dot_cpu.cpp), and in AVX2 with FMA (wide_dot_cpu.cpp).
 #include "kernels/products/blocks/block_layout.h"
 
 namespace fewbit::cpu {
@@ -32,11 +32,26 @@ void strip_levels(const StripRef&, int64_t in, uint16_t* levels);
 void code_dots(const StripRef&, const PackedRows&, float* sums);
 void level_dots(const StripRef&, const uint16_t* levels, const PackedRows&, float* sums);
 
-bool has_wide_chunks();  // this machine has AVX2 and FMA
-// 32 columns of a half with rows of x, whose values there lie at x, x + in, ... in f32: adds to totals, [rows][32],
-// what `scales` and `minima` of the half's groups from these columns on make of them. Sums of groups of x as in
-// PackedRows.
-void add_wide_chunk(const BlockForm&, const uint8_t* codes, const float* scales, const float* minima, const float* x,
-                    int64_t in, int64_t rows, const float* sums, float* totals);
+bool has_wide_dots();    // this machine has AVX2 and FMA
+bool has_wide_scales();  // AVX2 and F16C
+void wide_scales(const BlockForm&, int64_t in, const uint8_t* strip, float* scales, float* minima);  // strip_scales()
+// The fastest of strip_scales(), wide_scales() and dot_scales() here, which make the same numbers.
+using MakeScales = void (*)(const BlockForm&, int64_t, const uint8_t*, float*, float*);
+inline MakeScales fast_scales() {
+  return has_block_dots() ? dot_scales : has_wide_scales() ? wide_scales : strip_scales;
+}
+
+// x as the loop in AVX2 reads it.
+struct WideRows {
+  // [in / 32][all][32], from the first row on: each value times wide_factor() of its column
+  const float* values = nullptr;
+  int64_t rows = 0, all = 0, in = 0;
+  const float* sums = nullptr;  // [rows][in / group] of x itself
+};
+float wide_factor(const BlockForm&, int64_t column);  // a power of two
+float wide_offset(const BlockForm&);                  // what a code's number lacks of its level
+// The sums of all rows with the outputs of a strip, f32 [rows][32]: over a group products of codes' numbers with x,
+// from wide_offset() times the sum of x on.
+void wide_dots(const StripRef&, const WideRows&, float* sums);
 
 }  // namespace fewbit::cpu

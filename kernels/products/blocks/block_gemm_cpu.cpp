@@ -48,8 +48,7 @@ struct Product {
   const BlockView& w;
   TensorView y;
   int64_t groups;
-  bool wide = false;                  // by the loops in AVX2
-  const float* group_sums = nullptr;  // [rows][groups], where there are minima
+  const float* group_sums = nullptr;  // [rows][groups], where there are minima or the loop is that in AVX2
 
   // Sums of a strip, [rows][32], to rows of y from `row` on.
   void store(const float* sums, int64_t strip, int64_t row, int64_t rows) const {
@@ -70,7 +69,7 @@ struct StripRoom {
   }
 };
 
-// Any number of rows, 32 columns at a time; x in f32. The readable truth, and the same in AVX2.
+// Any number of rows, 32 columns at a time; x in f32. The readable truth.
 void plain_strip(const Product& p, const float* x, int64_t strip) {
   const BlockForm& f = *p.w.form;
   const int64_t rows = p.x.rows(), in = p.w.in;
@@ -81,14 +80,7 @@ void plain_strip(const Product& p, const float* x, int64_t strip) {
   const uint8_t* first = p.w.strip(strip) + f.heads_bytes(in);
   for (int64_t at = 0; at < 2 * in; at += kChunkCols) {
     const int64_t half = at / kChunkCols % 2, c = (at / kChunkCols - half) / 2 * kChunkCols;
-    const uint8_t* codes = first + c / kChunkCols * f.chunk_bytes() + half * kLineBytes;
-    if (p.wide) {
-      const int64_t g = c / f.group, scale = (half * p.groups + g) * kLanes;
-      add_wide_chunk(f, codes, room.scales + scale, room.minima + scale, x + c, in, rows,
-                     p.group_sums ? p.group_sums + g : nullptr, totals + half * kLanes);
-      continue;
-    }
-    chunk_levels(f, codes, room.more);
+    chunk_levels(f, first + c / kChunkCols * f.chunk_bytes() + half * kLineBytes, room.more);
     for (int64_t r = 0; r < rows; ++r)
       for (int64_t i = 0; i < kChunkCols; i += f.group) {
         const int64_t g = (c + i) / f.group, scale = (half * p.groups + g) * kLanes;
@@ -98,6 +90,34 @@ void plain_strip(const Product& p, const float* x, int64_t strip) {
       }
   }
   p.store(totals, strip, 0, rows);
+}
+
+// The same by the loop in AVX2; x as that reads it.
+void wide_strip(const Product& p, const float* x, int64_t strip) {
+  const int64_t rows = p.x.rows(), in = p.w.in;
+  const StripRoom room(p, 0);
+  fast_scales()(*p.w.form, in, p.w.strip(strip), room.scales, room.minima);
+  const StripRef ref{.form = *p.w.form, .bytes = p.w.strip(strip), .scales = room.scales, .minima = room.minima};
+  float* sums = scratch(Scratch::y, std::min(rows, kRowsInCache) * kStripOuts);
+  for (int64_t first = 0; first < rows; first += kRowsInCache) {
+    const int64_t count = std::min(kRowsInCache, rows - first);
+    const WideRows part{.values = x + first * kChunkCols,
+                        .rows = count,
+                        .all = rows,
+                        .in = in,
+                        .sums = p.group_sums + first * p.groups};
+    wide_dots(ref, part, sums);
+    p.store(sums, strip, first, count);
+  }
+}
+
+// Rows of x, f32 [rows, in], as wide_dots() reads them.
+void pack_chunks(const BlockForm& f, const float* x, int64_t rows, int64_t in, float* to) {
+  float factors[kChunkCols];
+  for (int64_t c = 0; c < kChunkCols; ++c) factors[c] = wide_factor(f, c);
+  for (int64_t at = 0; at < in; at += kChunkCols)
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t c = 0; c < kChunkCols; ++c) *to++ = x[r * in + at + c] * factors[c];
 }
 
 // All rows of x; `xs` as pack_rows() makes them for kRowsInCache rows at a time.
@@ -136,7 +156,7 @@ const uint32_t* packed(ConstTensorView x, uint32_t* room) {
 }  // namespace
 
 BlockLoops block_loops() {
-  return has_block_dots() ? BlockLoops::avx512 : has_wide_chunks() ? BlockLoops::avx2 : BlockLoops::plain;
+  return has_block_dots() ? BlockLoops::avx512 : has_wide_dots() ? BlockLoops::avx2 : BlockLoops::plain;
 }
 
 void block_gemm(Exec&, ConstTensorView x, const BlockView& w, ConstTensorView bias, TensorView y, BlockLoops loops) {
@@ -146,21 +166,27 @@ void block_gemm(Exec&, ConstTensorView x, const BlockView& w, ConstTensorView bi
   FEWBIT_ASSERT(w.in % f.columns == 0 && w.strips.cols() == f.strip_bytes(w.in) && strips * kStripOuts >= w.out);
   FEWBIT_ASSERT(!bias.data || (bias.numel() == w.out && bias.dtype == x.dtype));
   FEWBIT_ASSERT(loops <= block_loops());
-  const bool plain = loops != BlockLoops::avx512;
-  Product p{.x = x, .bias = bias, .w = w, .y = y, .groups = w.in / f.group, .wide = loops == BlockLoops::avx2};
-  const int64_t wide = plain || f.minima ? rows * w.in : 0, sums = f.minima ? rows * p.groups : 0;
-  float* xs = scratch(Scratch::x, wide + sums + (plain ? 0 : rows * w.in / 2));  // of this thread; others only read it
+  const bool pairs = loops == BlockLoops::avx512, summed = f.minima || loops == BlockLoops::avx2;
+  Product p{.x = x, .bias = bias, .w = w, .y = y, .groups = w.in / f.group};
+  const int64_t wide = !pairs || summed ? rows * w.in : 0, sums = summed ? rows * p.groups : 0;
+  const int64_t packed_floats = pairs ? rows * w.in / 2 : loops == BlockLoops::avx2 ? rows * w.in : 0;
+  float* xs = scratch(Scratch::x, wide + sums + packed_floats);  // of this thread; others only read it
   if (wide > 0) widen_rows(x.dtype, x.data, rows, w.in, w.in, xs);
-  if (f.minima) {
+  if (summed) {
     p.group_sums = xs + wide;
     for (int64_t r = 0; r < rows; ++r) hot::group_sums(xs + r * w.in, w.in, f.group, xs + wide + r * p.groups);
   }
-  if (plain) return parallel_for(strips, 1, [&](int64_t s, int64_t) { plain_strip(p, xs, s); });
-  const uint32_t* pairs = packed(x, reinterpret_cast<uint32_t*>(xs + wide + sums));
   const int64_t grain = rows <= kFewRows ? std::max<int64_t>(1, kBytesAtOnce / w.strips.cols()) : 1;
-  parallel_for(strips, grain, [&](int64_t begin, int64_t end) {
-    for (int64_t s = begin; s < end; ++s) fast_strip(p, pairs, s);
-  });
+  const auto strip_by_strip = [&](const auto& multiply, const auto* as_read) {
+    parallel_for(strips, loops == BlockLoops::plain ? 1 : grain, [&](int64_t begin, int64_t end) {
+      for (int64_t s = begin; s < end; ++s) multiply(p, as_read, s);
+    });
+  };
+  if (loops == BlockLoops::plain) return strip_by_strip(plain_strip, xs);
+  if (pairs) return strip_by_strip(fast_strip, packed(x, reinterpret_cast<uint32_t*>(xs + wide + sums)));
+  float* chunks = xs + wide + sums;
+  pack_chunks(f, xs, rows, w.in, chunks);
+  strip_by_strip(wide_strip, chunks);
 }
 
 void block_gemm(Exec& ex, ConstTensorView x, const BlockView& w, ConstTensorView bias, TensorView y) {

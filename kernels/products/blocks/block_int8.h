@@ -21,8 +21,8 @@ const char* refuses_int8(const BlockForm&);
 // Errors: shapes, dtypes or forms other than these stop the process (FEWBIT_ASSERT).
 void block_int8_gemm(Exec&, ConstTensorView x, const BlockView& w, ConstTensorView bias, TensorView y);
 
-// The loops that multiply; another one than the best that this machine has is asked for by tests.
-enum class Int8Loops : uint8_t { plain, avx512 };
+// The loops that multiply, the best one last; another one than the best that this machine has is asked for by tests.
+enum class Int8Loops : uint8_t { plain, avx2, avx512 };
 Int8Loops int8_loops();
 void block_int8_gemm(Exec&, ConstTensorView x, const BlockView& w, ConstTensorView bias, TensorView y, Int8Loops);
 

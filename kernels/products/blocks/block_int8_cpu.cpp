@@ -147,7 +147,9 @@ const char* refuses_int8(const BlockForm& f) {
   return f.bits == 5 && f.group == 16 ? "codes of 5 bits in groups of 16 have no product with int8" : "";
 }
 
-Int8Loops int8_loops() { return has_int8_dots() ? Int8Loops::avx512 : Int8Loops::plain; }
+Int8Loops int8_loops() {
+  return has_int8_dots() ? Int8Loops::avx512 : has_wide_int8_dots() ? Int8Loops::avx2 : Int8Loops::plain;
+}
 
 void block_int8_gemm(Exec&, ConstTensorView x, const BlockView& w, ConstTensorView bias, TensorView y,
                      Int8Loops loops) {
@@ -158,6 +160,8 @@ void block_int8_gemm(Exec&, ConstTensorView x, const BlockView& w, ConstTensorVi
   FEWBIT_ASSERT(!bias.data || (bias.numel() == w.out && bias.dtype == x.dtype));
   FEWBIT_ASSERT(*refuses_int8(f) == 0 && loops <= int8_loops());
   const bool plain = loops == Int8Loops::plain;
+  const auto multiply = plain ? plain_strip : loops == Int8Loops::avx2 ? wide_int8_dots : int8_dots;
+  const auto make_scales = plain ? strip_scales : fast_scales();
   const Codes codes(x, f, plain);
   const int64_t grain = std::max<int64_t>(1, rows > kRowsByOutputs ? 1 : kBytesAtOnce / w.strips.cols());
   parallel_for(strips, grain, [&](int64_t begin, int64_t end) {
@@ -166,11 +170,11 @@ void block_int8_gemm(Exec&, ConstTensorView x, const BlockView& w, ConstTensorVi
     float* sums = scratch(Scratch::y, std::min(rows, kRowsAtATime) * kStripOuts);
     for (int64_t s = begin; s < end; ++s) {
       const Int8Strip strip{.form = f, .bytes = w.strip(s), .scales = scales, .minima = scales + each};
-      (has_block_dots() && !plain ? dot_scales : strip_scales)(f, in, strip.bytes, scales, scales + each);
+      make_scales(f, in, strip.bytes, scales, scales + each);
       const int64_t o = s * kStripOuts, past = std::min(w.out, o + kStripOuts);
       for (int64_t first = 0; first < rows; first += kRowsAtATime) {
         const CodedRows part = codes.part(first, std::min(kRowsAtATime, rows - first));
-        (plain ? plain_strip : int8_dots)(strip, part, sums);
+        multiply(strip, part, sums);
         for (int64_t r = 0; r < part.rows; ++r) store_row(sums + r * kStripOuts, bias, o, past, y, first + r);
       }
     }

@@ -1,10 +1,11 @@
 #pragma once
-// The loop of block_int8_gemm() in AVX512-VNNI (int8_dot_cpu.cpp).
+// The loops of block_int8_gemm() in AVX512-VNNI (int8_dot_cpu.cpp) and AVX2 (int8_wide_cpu.cpp).
 #include "kernels/products/blocks/block_layout.h"
 
 namespace fewbit::cpu {
 
-bool has_int8_dots();  // this machine has it: AVX512-VNNI, BW, VL, DQ
+bool has_int8_dots();       // this machine has AVX512-VNNI, BW, VL and DQ
+bool has_wide_int8_dots();  // AVX2 and FMA
 
 // Rows of x as the loops read them.
 struct CodedRows {
@@ -27,5 +28,6 @@ struct Int8Strip {
   const float *scales = nullptr, *minima = nullptr;
 };
 void int8_dots(const Int8Strip&, const CodedRows&, float* sums);
+void wide_int8_dots(const Int8Strip&, const CodedRows&, float* sums);
 
 }  // namespace fewbit::cpu

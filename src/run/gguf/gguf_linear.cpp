@@ -96,9 +96,7 @@ std::string with_acts(std::string_view type, ActsType acts) {
 bool runs_as_blocks(const Exec& ex, const Checkpoint& c, const std::string& linear, const LoadOptions& o) {
   if (ex.on_cuda() || o.weights != Weights::packed || o.dtype != DType::bf16 || o.ranks || !block_form(c, linear))
     return false;
-  if (o.acts == ActsType::int8) return true;
-  const cpu::BlockLoops loops = cpu::block_loops();
-  return loops == cpu::BlockLoops::avx512 || (loops == cpu::BlockLoops::avx2 && !c.packed(linear));
+  return o.acts == ActsType::int8 || cpu::block_loops() != cpu::BlockLoops::plain;
 }
 
 Linear gguf_linear(Exec& ex, const Checkpoint& c, const NamedLinear& l, Tensor bias, ActsType acts) {

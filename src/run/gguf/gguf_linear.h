@@ -7,7 +7,7 @@
 namespace fewbit {
 
 // Whether load_linear() leaves a linear or end of a checkpoint in its blocks: the file has it so, and the CPU is to
-// multiply packed weights in bf16, with AVX512-BF16 or, where a type has no neutral form, AVX2; or with int8 inputs.
+// multiply packed weights in bf16, with AVX512-BF16 or AVX2, or with int8 inputs.
 // Else it is what its codes (kernels/products/row_gemm.h) or values make it.
 bool runs_as_blocks(const Exec&, const Checkpoint&, const std::string& linear, const LoadOptions&);
 // The form of the blocks that a checkpoint has of a linear or an end; null where it has none that could be multiplied.

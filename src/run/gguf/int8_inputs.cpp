@@ -8,6 +8,7 @@
 #include <mutex>
 #include <tuple>
 
+#include "kernels/products/blocks/block_gemm.h"
 #include "kernels/products/blocks/block_int8.h"
 #include "src/core/names.h"
 #include "src/core/parallel.h"
@@ -91,17 +92,24 @@ std::string refuses_int8_inputs(const QuantSpec& s, int64_t in, bool act_order) 
   return "";
 }
 
-Linear int8_input_linear(Exec& ex, const QuantizedLinear& q, Tensor bias) {
+bool lies_in_strips(const Exec& ex, const QuantizedLinear& q, const LoadOptions& o) {
+  if (ex.on_cuda() || o.weights != Weights::packed || o.dtype != DType::bf16 || o.ranks) return false;
+  if (q.spec.activations != ActQuant::none) return false;
+  if (o.acts != ActsType::int8 && cpu::block_loops() != cpu::BlockLoops::avx2) return false;
+  return refuses_int8_inputs(q.spec, q.in(), q.group_of.has_value()).empty();
+}
+
+Linear strip_linear(Exec& ex, const QuantizedLinear& q, Tensor bias, ActsType acts) {
   const int64_t out = q.out(), in = q.in(), group = q.spec.group_size(in), groups = in / group;
   FEWBIT_ASSERT(refuses_int8_inputs(q.spec, in, q.group_of.has_value()).empty());
   const int bits = q.spec.bits <= 4 ? 4 : 8, mid = 1 << (q.spec.bits - 1);
   const BlockForm* form = form_of(bits, group, q.zeros.has_value());
   GgufLinear g{.bias = std::move(bias),
                .form = form,
-               .type = with_acts(bits == 4 ? "row4" : "row8", ActsType::int8),
+               .type = with_acts(fmt::format("row{}", acts == ActsType::int8 ? bits : q.spec.bits), acts),
                .out = out,
                .in = in,
-               .acts = ActsType::int8};
+               .acts = acts};
   const int64_t strips = (out + kStripOuts - 1) / kStripOuts, strip_bytes = form->strip_bytes(in);
   g.strips = ex.alloc_zeros(DType::u8, {strips, strip_bytes});
   // A code of 4 bits is its level + 8, one of 8 bits the level's bits.

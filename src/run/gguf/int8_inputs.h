@@ -1,5 +1,6 @@
 #pragma once
-// Linears whose inputs are rounded to int8 because LoadOptions::acts says so.
+// Packed integers in the order of blocks of GGUF, and linears whose inputs are rounded to int8 because
+// LoadOptions::acts says so.
 #include "src/run/linear.h"
 
 namespace fewbit {
@@ -9,9 +10,12 @@ namespace fewbit {
 // checkpoint rounds their inputs already keep that, floats keep bf16. Error{usage}: the first one that is refused.
 void check_acts(const Exec&, const Checkpoint&, const LoadOptions&);
 
-// A GgufLinear of packed integers of up to 8 bits in groups of a multiple of 32, or one a row, without act-order, whose
-// inputs are rounded; `why` it is none otherwise.
+// Why packed integers are no GgufLinear whose inputs are rounded; "" = they can be: of up to 8 bits in groups of a
+// multiple of 32, or one a row, without act-order.
 std::string refuses_int8_inputs(const QuantSpec&, int64_t in, bool act_order);
-Linear int8_input_linear(Exec&, const QuantizedLinear&, Tensor bias);
+// Whether packed integers lie in strips, as blocks of GGUF do: where their inputs are rounded, and where AVX2 is the
+// best that the CPU has, whose loops over strips are two to five times as fast as those over rows of codes.
+bool lies_in_strips(const Exec&, const QuantizedLinear&, const LoadOptions&);
+Linear strip_linear(Exec&, const QuantizedLinear&, Tensor bias, ActsType);
 
 }  // namespace fewbit

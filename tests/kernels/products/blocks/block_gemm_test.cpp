@@ -85,15 +85,21 @@ TEST(BlockGemm, RowsAreTheValues) {
 }
 
 TEST(BlockGemm, ScalesOfTheFastLoopsAreThePlainOnes) {
-  if (!cpu::has_block_dots()) GTEST_SKIP() << "no AVX512-BF16 here";
+  std::vector<cpu::MakeScales> loops;
+  if (cpu::has_wide_scales()) loops.push_back(cpu::wide_scales);
+  if (cpu::has_block_dots()) loops.push_back(cpu::dot_scales);
+  if (loops.empty()) GTEST_SKIP() << "neither AVX2 nor AVX512-BF16 here";
   for (const auto& [name, f] : forms()) {
     const Blocks b = random_blocks(f, 32, 512);
     const auto n = static_cast<size_t>(b.in / f.group * kStripOuts);
-    std::vector<float> scales(n), minima(n), fast(n), fast_minima(n);
+    std::vector<float> scales(n), minima(n);
     cpu::strip_scales(f, b.in, b.view().strip(0), scales.data(), minima.data());
-    cpu::dot_scales(f, b.in, b.view().strip(0), fast.data(), f.minima ? fast_minima.data() : nullptr);
-    EXPECT_EQ(std::memcmp(scales.data(), fast.data(), n * 4), 0) << name;
-    EXPECT_EQ(std::memcmp(minima.data(), fast_minima.data(), n * 4), 0) << name;
+    for (const cpu::MakeScales make : loops) {
+      std::vector<float> fast(n), fast_minima(n);
+      make(f, b.in, b.view().strip(0), fast.data(), f.minima ? fast_minima.data() : nullptr);
+      EXPECT_EQ(std::memcmp(scales.data(), fast.data(), n * 4), 0) << name;
+      EXPECT_EQ(std::memcmp(minima.data(), fast_minima.data(), n * 4), 0) << name;
+    }
   }
 }
 

@@ -61,7 +61,10 @@ TEST(BlockInt8, EveryFormEqualsTheProductOfTheRoundedRows) {
 }
 
 TEST(BlockInt8, TheLoopsGiveTheBitsOfThePlainOne) {
-  if (!cpu::has_int8_dots()) GTEST_SKIP() << "no AVX512-VNNI here";
+  std::vector<Int8Loops> loops;
+  if (cpu::has_wide_int8_dots()) loops.push_back(Int8Loops::avx2);
+  if (cpu::has_int8_dots()) loops.push_back(Int8Loops::avx512);
+  if (loops.empty()) GTEST_SKIP() << "neither AVX2 nor AVX512-VNNI here";
   Exec ex = Exec::cpu();
   for (const auto& [name, f] : whole_forms())
     for (const int64_t out : {1, 32, 97}) {
@@ -69,10 +72,14 @@ TEST(BlockInt8, TheLoopsGiveTheBitsOfThePlainOne) {
       for (const int64_t rows : {1, 2, 3, 4, 7, 300}) {
         Tensor x = random_normal(DType::bf16, {rows, b.in}, 1);
         for (int64_t i = 0; i < 64; ++i) x.as<bf16>()[i] = i < 32 ? 0.f : 1e-39f;  // a part of zeros, and of almost
-        const Tensor plain = poisoned(ex, DType::f32, {rows, out}), fast = poisoned(ex, DType::f32, {rows, out});
+        const Tensor plain = poisoned(ex, DType::f32, {rows, out});
         cpu::block_int8_gemm(ex, x, b.view(), {}, plain, Int8Loops::plain);
-        cpu::block_int8_gemm(ex, x, b.view(), {}, fast, Int8Loops::avx512);
-        EXPECT_EQ(first_difference(plain, fast), "") << name << " [" << out << ", 768] rows " << rows;
+        for (const Int8Loops l : loops) {
+          const Tensor fast = poisoned(ex, DType::f32, {rows, out});
+          cpu::block_int8_gemm(ex, x, b.view(), {}, fast, l);
+          EXPECT_EQ(first_difference(plain, fast), "")
+              << name << " [" << out << ", 768] rows " << rows << " loops " << static_cast<int>(l);
+        }
       }
     }
 }

@@ -17,6 +17,13 @@ inline BlockForm form(int bits, int group, int columns, BlockScale scale, bool m
   return f;
 }
 
+// Of 4 bits with a table of any levels: 0, step, 3 step, 6 step and so on, less 10.
+inline BlockForm with_table(float step) {
+  BlockForm f = form(4, 32, 32, BlockScale::power, false, 0);
+  for (size_t i = 0; i < 16; ++i) f.levels[i] = step * static_cast<float>(i * (i + 1) / 2) - 10;
+  return f;
+}
+
 inline const std::map<std::string, BlockForm>& forms() {
   static const std::map<std::string, BlockForm> all{
       {"q4_0", form(4, 32, 32, BlockScale::alone, false, -8)},
@@ -34,6 +41,8 @@ inline const std::map<std::string, BlockForm>& forms() {
       {"int8 g128", form(8, 32, 128, BlockScale::wide, false, 0)},
       {"iq4_nl", form(4, 32, 32, BlockScale::alone, false, 0, true)},
       {"iq4_xs", form(4, 32, 256, BlockScale::bytes, false, 0, true)},
+      {"table of halves", with_table(0.5f)},
+      {"table of eighths", with_table(0.125f)},
   };
   return all;
 }
