@@ -33,7 +33,7 @@ void code_dots(const StripRef&, const PackedRows&, float* sums);
 void level_dots(const StripRef&, const uint16_t* levels, const PackedRows&, float* sums);
 
 bool has_wide_dots();    // this machine has AVX2 and FMA
-bool has_wide_scales();  // AVX2 and F16C
+bool has_wide_scales();  // and F16C
 void wide_scales(const BlockForm&, int64_t in, const uint8_t* strip, float* scales, float* minima);  // strip_scales()
 // The fastest of strip_scales(), wide_scales() and dot_scales() here, which make the same numbers.
 using MakeScales = void (*)(const BlockForm&, int64_t, const uint8_t*, float*, float*);

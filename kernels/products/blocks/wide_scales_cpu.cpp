@@ -56,10 +56,7 @@ FEWBIT_SCALES_TARGET void scales_of(const BlockForm& f, int64_t blocks, const ui
 
 }  // namespace
 
-bool has_wide_scales() {
-  static const bool has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
-  return has;
-}
+bool has_wide_scales() { return has_wide_dots(); }  // every processor with AVX2 and FMA has F16C
 
 void wide_scales(const BlockForm& f, int64_t in, const uint8_t* strip, float* scales, float* minima) {
   if (f.scale == BlockScale::power || f.scale == BlockScale::wide) return strip_scales(f, in, strip, scales, minima);
