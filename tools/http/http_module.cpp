@@ -157,6 +157,8 @@ class Server final : public httplib::Server {
 }  // namespace
 
 extern "C" __attribute__((visibility("default"))) bool fewbit_http_serve(const HttpDoor& door, std::string& problem) {
+  // A heap for each of many threads would keep the most that its thread ever needed.
+  mallopt(M_ARENA_MAX, 1);
   if (door.version != HttpDoor::kVersion) return problem = "of another build than this program", false;
   Server server(door);
   const int port = door.port == 0                              ? server.bind_to_any_port(door.host)

@@ -46,12 +46,14 @@ struct WideRows {
   // [in / 32][all][32], from the first row on: each value times wide_factor() of its column
   const float* values = nullptr;
   int64_t rows = 0, all = 0, in = 0;
-  const float* sums = nullptr;  // [rows][in / group] of x itself
+  const float* sums = nullptr;  // [rows][in / wide_group()] of x itself
 };
+// Columns whose products are summed before the scale multiplies them: a group, or 128 that share their scales.
+int64_t wide_group(const BlockForm&);
 float wide_factor(const BlockForm&, int64_t column);  // a power of two
 float wide_offset(const BlockForm&);                  // what a code's number lacks of its level
-// The sums of all rows with the outputs of a strip, f32 [rows][32]: over a group products of codes' numbers with x,
-// from wide_offset() times the sum of x on.
+// The sums of all rows with the outputs of a strip, f32 [rows][32]: over wide_group() columns products of codes'
+// numbers with x, from wide_offset() times the sum of x on.
 void wide_dots(const StripRef&, const WideRows&, float* sums);
 
 }  // namespace fewbit::cpu

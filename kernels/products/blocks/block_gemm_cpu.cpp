@@ -48,7 +48,8 @@ struct Product {
   const BlockView& w;
   TensorView y;
   int64_t groups;
-  const float* group_sums = nullptr;  // [rows][groups], where there are minima or the loop is that in AVX2
+  // [rows][groups] where there are minima; of the loop in AVX2 always, [rows][in / wide_group()]
+  const float* group_sums = nullptr;
 
   // Sums of a strip, [rows][32], to rows of y from `row` on.
   void store(const float* sums, int64_t strip, int64_t row, int64_t rows) const {
@@ -105,7 +106,7 @@ void wide_strip(const Product& p, const float* x, int64_t strip) {
                         .rows = count,
                         .all = rows,
                         .in = in,
-                        .sums = p.group_sums + first * p.groups};
+                        .sums = p.group_sums + first * (in / wide_group(*p.w.form))};
     wide_dots(ref, part, sums);
     p.store(sums, strip, first, count);
   }
@@ -168,13 +169,14 @@ void block_gemm(Exec&, ConstTensorView x, const BlockView& w, ConstTensorView bi
   FEWBIT_ASSERT(loops <= block_loops());
   const bool pairs = loops == BlockLoops::avx512, summed = f.minima || loops == BlockLoops::avx2;
   Product p{.x = x, .bias = bias, .w = w, .y = y, .groups = w.in / f.group};
-  const int64_t wide = !pairs || summed ? rows * w.in : 0, sums = summed ? rows * p.groups : 0;
+  const int64_t group = loops == BlockLoops::avx2 ? wide_group(f) : f.group, of_row = w.in / group;
+  const int64_t wide = !pairs || summed ? rows * w.in : 0, sums = summed ? rows * of_row : 0;
   const int64_t packed_floats = pairs ? rows * w.in / 2 : loops == BlockLoops::avx2 ? rows * w.in : 0;
   float* xs = scratch(Scratch::x, wide + sums + packed_floats);  // of this thread; others only read it
   if (wide > 0) widen_rows(x.dtype, x.data, rows, w.in, w.in, xs);
   if (summed) {
     p.group_sums = xs + wide;
-    for (int64_t r = 0; r < rows; ++r) hot::group_sums(xs + r * w.in, w.in, f.group, xs + wide + r * p.groups);
+    for (int64_t r = 0; r < rows; ++r) hot::group_sums(xs + r * w.in, w.in, group, xs + wide + r * of_row);
   }
   const int64_t grain = rows <= kFewRows ? std::max<int64_t>(1, kBytesAtOnce / w.strips.cols()) : 1;
   const auto strip_by_strip = [&](const auto& multiply, const auto* as_read) {

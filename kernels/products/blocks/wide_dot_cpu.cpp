@@ -27,9 +27,8 @@ bool counts_up(const BlockForm& f) {
 // 1 or 0.5 where the 16 levels of a table are whole multiples of that and fit a byte, else 0.
 float unit_of(const BlockForm& f) {
   for (const float unit : {1.f, 0.5f})
-    if (std::all_of(f.levels.begin(), f.levels.begin() + 16, [&](float v) {
-          return v / unit >= -128 && v / unit <= 127 && v / unit == std::floor(v / unit);
-        }))
+    if (std::all_of(f.levels.begin(), f.levels.begin() + 16,
+                    [&](float v) { return v / unit >= -128 && v / unit <= 127 && v / unit == std::floor(v / unit); }))
       return unit;
   return 0;
 }
@@ -41,6 +40,8 @@ float wide_factor(const BlockForm& f, int64_t column) {
   if ((f.bits != 2 && f.bits != 4) || !counts_up(f)) return 1;
   return 1.f / static_cast<float>(uint32_t{1} << kept_shift(static_cast<int>(column % kChunkCols), f.bits));
 }
+
+int64_t wide_group(const BlockForm& f) { return f.scale == BlockScale::wide && f.columns % 128 == 0 ? 128 : f.group; }
 
 float wide_offset(const BlockForm& f) { return f.bits < 8 && counts_up(f) ? f.levels[0] : 0; }
 
@@ -161,31 +162,30 @@ FEWBIT_WIDE_INLINE __m256 with_group(__m256 total, __m256 sum, const float* scal
 // the latency of an addition.
 template <class Source, int kGroup, int kRows, int kHalves, bool kMinima>
 FEWBIT_WIDE_TARGET void from_codes(const StripRef& w, int half, const WideRows& x, int64_t first, float* sums) {
-  constexpr int kRegisters = kHalves * kParts, kGroupBlocks = kGroup / kColumns;
+  constexpr int kRegisters = kHalves * kParts, kPart = std::min<int>(kGroup, kChunkCols);  // columns of one chunk
   const Source source(w.form);
-  const int64_t groups = x.in / kGroup, chunk = w.form.chunk_bytes();
+  const int64_t groups = x.in / w.form.group, scales_each = kGroup / w.form.group, chunk = w.form.chunk_bytes();
   const uint8_t* codes = w.bytes + w.form.heads_bytes(x.in) + half * kLineBytes;
   const float *scales = w.scales + half * groups * kLanes, *minima = w.minima + half * groups * kLanes;
-  const float* xs = x.values + first * kChunkCols;
+  const float *xs = x.values + first * kChunkCols, *of_x = x.sums + first * (x.in / kGroup);
   const __m256 offset = _mm256_set1_ps(wide_offset(w.form));
-  __m256 total[kRows][kRegisters];
-  for (auto& of_row : total)
-    for (__m256& t : of_row) t = _mm256_setzero_ps();
-  int64_t g = 0;
+  __m256 total[kRows][kRegisters], sum[kRows][kRegisters];
+  for (int r = 0; r < kRows; ++r)
+    for (int i = 0; i < kRegisters; ++i) total[r][i] = sum[r][i] = _mm256_setzero_ps();
   for (int64_t at = 0; at < x.in; at += kChunkCols, codes += chunk, xs += x.all * kChunkCols) {
     for (int64_t line = 0; line < chunk; line += kLineBytes)
       _mm_prefetch(reinterpret_cast<const char*>(codes) + kAheadBytes + line, _MM_HINT_T0);
-    __m256 sum[kRows][kRegisters];
 #pragma GCC unroll 8
-    for (int b = 0; b < kChunkCols / kColumns; ++b) {
-      if (b % kGroupBlocks == 0)
+    for (int b = 0; b < kChunkCols; b += kColumns) {
+      if (b % kPart == 0 && (at + b) % kGroup == 0)
         for (int r = 0; r < kRows; ++r)
-          for (__m256& s : sum[r]) s = _mm256_mul_ps(offset, _mm256_set1_ps(x.sums[(first + r) * groups + g]));
+          for (__m256& s : sum[r])
+            s = _mm256_mul_ps(offset, _mm256_set1_ps(of_x[r * (x.in / kGroup) + (at + b) / kGroup]));
       typename Source::Words words[kRegisters];
       for (int i = 0; i < kRegisters; ++i)
-        words[i] = source.words(codes + i / kParts * kLineBytes + i % kParts * 32, b);
+        words[i] = source.words(codes + i / kParts * kLineBytes + i % kParts * 32, b / kColumns);
 #pragma GCC unroll 4
-      for (int c = kColumns * b; c < kColumns * (b + 1); ++c) {
+      for (int c = b; c < b + kColumns; ++c) {
         __m256 value[kRows];
         for (int r = 0; r < kRows; ++r) value[r] = _mm256_broadcast_ss(xs + r * kChunkCols + c);
         for (int i = 0; i < kRegisters; ++i) {
@@ -193,14 +193,15 @@ FEWBIT_WIDE_TARGET void from_codes(const StripRef& w, int half, const WideRows& 
           for (int r = 0; r < kRows; ++r) sum[r][i] = _mm256_fmadd_ps(level, value[r], sum[r][i]);
         }
       }
-      if ((b + 1) % kGroupBlocks != 0) continue;
+      const int64_t past = at + b + kColumns;
+      if ((b + kColumns) % kPart != 0 || past % kGroup != 0) continue;
+      const int64_t g = past / kGroup - 1;
       for (int i = 0; i < kRegisters; ++i) {
-        const int64_t of_group = (i / kParts * groups + g) * kLanes + i % kParts * kEight;
+        const int64_t scale = (i / kParts * groups + g * scales_each) * kLanes + i % kParts * kEight;
         for (int r = 0; r < kRows; ++r)
-          total[r][i] = with_group(total[r][i], sum[r][i], scales + of_group, kMinima ? minima + of_group : nullptr,
-                                   kMinima ? x.sums[(first + r) * groups + g] : 0);
+          total[r][i] = with_group(total[r][i], sum[r][i], scales + scale, kMinima ? minima + scale : nullptr,
+                                   kMinima ? of_x[r * (x.in / kGroup) + g] : 0);
       }
-      ++g;
     }
   }
   for (int r = 0; r < kRows; ++r)
@@ -219,21 +220,23 @@ FEWBIT_WIDE_TARGET void half_levels(const Source& source, const uint8_t* codes, 
   }
 }
 
-// A group of columns of a half, whose levels lie in memory, with kRows rows; totals [rows][32].
+// A group of columns of a half, whose levels lie in memory, with kRows rows; x [chunks][all][32], totals [rows][32].
 template <int kGroup, int kRows>
 FEWBIT_WIDE_TARGET void add_group(const float* levels, __m256 offset, const float* scale, const float* minimum,
-                                  const float* x, int64_t groups, const float* sums, float* totals) {
+                                  const float* x, const WideRows& rows, const float* sums, float* totals) {
+  constexpr int kPart = std::min<int>(kGroup, kChunkCols);
+  const int64_t groups = rows.in / kGroup;
   __m256 sum[kRows][kParts];
-  for (int r = 0; r < kRows; ++r)
-    sum[r][0] = sum[r][1] = _mm256_mul_ps(offset, _mm256_set1_ps(sums[r * groups]));
-  for (int c = 0; c < kGroup; ++c) {
-    const __m256 a = _mm256_load_ps(levels + c * kLanes), b = _mm256_load_ps(levels + c * kLanes + kEight);
-    for (int r = 0; r < kRows; ++r) {
-      const __m256 value = _mm256_broadcast_ss(x + r * kChunkCols + c);
-      sum[r][0] = _mm256_fmadd_ps(a, value, sum[r][0]);
-      sum[r][1] = _mm256_fmadd_ps(b, value, sum[r][1]);
+  for (int r = 0; r < kRows; ++r) sum[r][0] = sum[r][1] = _mm256_mul_ps(offset, _mm256_set1_ps(sums[r * groups]));
+  for (int part = 0; part < kGroup; part += kPart, x += rows.all * kChunkCols)
+    for (int c = 0; c < kPart; ++c, levels += kLanes) {
+      const __m256 a = _mm256_load_ps(levels), b = _mm256_load_ps(levels + kEight);
+      for (int r = 0; r < kRows; ++r) {
+        const __m256 value = _mm256_broadcast_ss(x + r * kChunkCols + c);
+        sum[r][0] = _mm256_fmadd_ps(a, value, sum[r][0]);
+        sum[r][1] = _mm256_fmadd_ps(b, value, sum[r][1]);
+      }
     }
-  }
   for (int r = 0; r < kRows; ++r)
     for (int i = 0; i < kParts; ++i) {
       float* to = totals + r * kStripOuts + kEight * i;
@@ -242,25 +245,27 @@ FEWBIT_WIDE_TARGET void add_group(const float* levels, __m256 offset, const floa
     }
 }
 
-// All rows, 32 columns of a half at a time.
+// All rows, as many columns of a half at a time as share a scale, 32 at least.
 template <class Source, int kGroup>
 FEWBIT_WIDE_TARGET void from_levels(const StripRef& w, const WideRows& x, float* totals) {
+  constexpr int kStep = std::max<int>(kGroup, kChunkCols);
   const Source source(w.form);
-  const int64_t groups = x.in / kGroup;
+  const int64_t groups = x.in / w.form.group, chunk = w.form.chunk_bytes();
   const __m256 offset = _mm256_set1_ps(wide_offset(w.form));
-  alignas(32) float levels[kChunkCols * kLanes];
+  alignas(32) float levels[kStep * kLanes];
   std::fill_n(totals, x.rows * kStripOuts, 0.f);
   const uint8_t* codes = w.bytes + w.form.heads_bytes(x.in);
-  for (int64_t at = 0; at < x.in; at += kChunkCols, codes += w.form.chunk_bytes())
+  for (int64_t at = 0; at < x.in; at += kStep, codes += kStep / kChunkCols * chunk)
     for (int half = 0; half < 2; ++half) {
-      half_levels(source, codes + half * kLineBytes, levels);
-      for (int64_t c = 0; c < kChunkCols; c += kGroup) {
-        const int64_t g = (at + c) / kGroup, of_group = (half * groups + g) * kLanes;
+      for (int i = 0; i < kStep / kChunkCols; ++i)
+        half_levels(source, codes + i * chunk + half * kLineBytes, levels + i * kChunkCols * kLanes);
+      for (int64_t c = 0; c < kStep; c += kGroup) {
+        const int64_t g = (at + c) / kGroup, scale = (half * groups + (at + c) / w.form.group) * kLanes;
         const auto add = [&]<int kRows>(int64_t r) {
-          add_group<kGroup, kRows>(levels + c * kLanes, offset, w.scales + of_group,
-                                   w.form.minima ? w.minima + of_group : nullptr,
-                                   x.values + at * x.all + r * kChunkCols + c, groups,
-                                   x.sums + r * groups + g, totals + r * kStripOuts + half * kLanes);
+          add_group<kGroup, kRows>(levels + c * kLanes, offset, w.scales + scale,
+                                   w.form.minima ? w.minima + scale : nullptr,
+                                   x.values + at * x.all + r * kChunkCols + c, x, x.sums + r * (x.in / kGroup) + g,
+                                   totals + r * kStripOuts + half * kLanes);
         };
         int64_t r = 0;
         for (; r + 6 <= x.rows; r += 6) add.template operator()<6>(r);
@@ -289,7 +294,8 @@ void all_rows(const StripRef& w, const WideRows& x, float* sums) {
 
 template <class Source>
 void of_levels(const StripRef& w, const WideRows& x, float* sums) {
-  (w.form.group == 16 ? all_rows<Source, 16> : all_rows<Source, 32>)(w, x, sums);
+  const int64_t group = wide_group(w.form);
+  (group == 16 ? all_rows<Source, 16> : group == 32 ? all_rows<Source, 32> : all_rows<Source, 128>)(w, x, sums);
 }
 
 }  // namespace
