@@ -5,6 +5,8 @@
 #include <optional>
 
 #include "kernels/attention/attention.h"
+#include "kernels/kivi/kivi_append.h"
+#include "kernels/kivi/kivi_attention.h"
 #include "kernels/model/add.h"
 #include "kernels/model/cast.h"
 #include "kernels/model/copy_columns.h"
@@ -99,7 +101,14 @@ struct Interpreter {
     if (!layout.ragged) return attention_cached(ex, act[op.q], layout.positions, *layout.cache, args, act[op.out]);
     attend_pages(ex, act[op.q], *layout.ragged, args, act[op.out]);
   }
+  void attend_kivi(const Attention& op) const {
+    if (op.own_keys()) kivi_append(ex, act[op.k], act[op.v], layout.positions, *layout.kivi);
+    AttentionArgs args = args_of(op);
+    if (!op.sinks.empty()) args.sinks = weights.vectors.at(op.sinks);
+    kivi_attention(ex, act[op.q], layout.positions, *layout.kivi, args, act[op.out]);
+  }
   void operator()(const Attention& op) const {
+    if (layout.kivi) return attend_kivi(op);
     if (layout.cache || layout.ragged) {
       const TensorView new_keys = op.own_keys() ? act[op.k] : act[op.q].row_range(0, 0);
       if (layout.turned_keys) hadamard(ex, act[op.q], new_keys, op.head_dim);

@@ -9,6 +9,7 @@
 
 #include "kernels/attention/attention.h"
 #include "kernels/decode/few_experts.h"
+#include "kernels/kivi/kivi_cache.h"
 #include "kernels/model/gated_act.h"
 #include "src/model/model_spec.h"
 #include "src/run/linear.h"
@@ -68,8 +69,9 @@ struct Activations {
 // How the tokens lie: `seqs` sequences of equal length, row-major; positions on the device.
 struct TokenLayout {
   int64_t seqs = 1;
-  ConstTensorView positions{};     // i32 [tokens]
-  const KvCache* cache = nullptr;  // null: plain causal attention inside each sequence
+  ConstTensorView positions{};      // i32 [tokens]
+  const KvCache* cache = nullptr;   // null: plain causal attention inside each sequence
+  const KiviCache* kivi = nullptr;  // in place of cache; null: it is no cache of that form
   // The cache holds keys, and values, that kernels/model/hadamard.h turned.
   bool turned_keys = false, turned_values = false;
   ConstTensorView ids{};  // i32 [tokens] on the device, for blocks that read_tokens(); else nobody asks

@@ -20,7 +20,9 @@ constexpr int64_t long_context(KvType cache) {
     case KvType::fp8_plain:
       return 5120;
     case KvType::plain:
-    case KvType::int4:  // no one launch has it
+    case KvType::int4:  // no one launch has these
+    case KvType::kivi2:
+    case KvType::kivi4:
       break;
   }
   return 6144;

@@ -26,6 +26,7 @@ EngineOptions checked(EngineOptions o) {
   if (o.batch < 1 || o.capacity < 1)
     fail(ErrorKind::usage, fmt::format("batch {} and capacity {} must be at least 1", o.batch, o.capacity));
   if (o.long_context < 0) o.long_context = long_context(o.load.kv_cache);
+  if (is_kivi(o.load.kv_cache)) o.prefill_chunk = std::min(o.prefill_chunk, kKiviPass * o.batch);
   o.prefill_chunk = std::clamp<int64_t>(o.prefill_chunk, o.batch, o.batch * o.capacity) / o.batch * o.batch;
   return o;
 }
@@ -106,6 +107,7 @@ void Engine::plan_steps() {
   const auto asks_for_ops = [&]() -> std::string {
     if (!options_.one_launch) return "not asked for";
     if (!ex_.on_cuda()) return "the CPU has no such launch";
+    if (is_kivi(options_.load.kv_cache)) return "a cache of KIVI's form";
     if (options_.load.dtype != DType::bf16) return "float32 arithmetic";
     if (options_.load.ranks) return "sums over the ranks lie between the ops";
     return "";
@@ -182,7 +184,9 @@ void Engine::run_blocks(SlotBuffers& slots, TensorView x, ConstTensorView positi
                         const PagedRows* rows) {
   for (int64_t layer = 0; layer < spec_.layers; ++layer) {
     const auto i = static_cast<size_t>(layer), keys = static_cast<size_t>(keys_layer(spec_, layer));
-    const KvCache cache = view_of(kv_[keys], kv_scales_[keys]);
+    const bool in_kivi = is_kivi(options_.load.kv_cache);
+    const KvCache cache = in_kivi ? KvCache{} : view_of(kv_[keys], kv_scales_[keys]);
+    const KiviCache kivi = in_kivi ? kivi_of(kv_[keys], options_.load.kv_cache) : KiviCache{};
     Activations act = slots.bind(x, spec_.kind(layer));
     const auto watch = [&](std::span<const BlockOp> ops) { watch_({.layer = layer, .ops = ops}); };
     const RecurrentState* const state = &recurrent_[i];
@@ -194,7 +198,8 @@ void Engine::run_blocks(SlotBuffers& slots, TensorView x, ConstTensorView positi
     run_block(ex_, spec_.block(layer), blocks_[i], ropes_,
               {.seqs = options_.batch,
                .positions = positions,
-               .cache = &cache,
+               .cache = in_kivi ? nullptr : &cache,
+               .kivi = in_kivi ? &kivi : nullptr,
                .turned_keys = turns_keys(options_.load.kv_cache),
                .turned_values = turns_values(options_.load.kv_cache),
                .ids = ids,

@@ -17,7 +17,7 @@ struct EngineOptions {
   LoadOptions load{};
   int64_t batch = 1;
   int64_t capacity = 2048;       // positions per sequence
-  int64_t prefill_chunk = 2048;  // tokens per prefill pass
+  int64_t prefill_chunk = 2048;  // tokens per prefill pass; over a KIVI cache up to kKiviPass of a sequence
   // Record the decode step (CUDA); of a mixture of experts where notes() say so, on ranks where NCCL links their GPUs.
   bool graph = true;
   bool one_launch = true;  // steps of one sequence take all layers in one launch, or one each, where they can (CUDA)
@@ -59,7 +59,7 @@ class Engine {
   // f32 [ids, vocab], valid until the next call. Of an engine that decodes_each().
   ConstTensorView decode_each(std::span<const int32_t> ids);
   void prepare_each(int64_t tokens);  // memory for as many, so that the first call takes as long as the next
-  bool decodes_each() const { return options_.batch == 1 && !ex_.on_cuda() && !options_.load.ranks; }
+  bool decodes_each() const;  // of one sequence on the CPU, by one rank, over a cache that can let go of tokens again
   // The first `length` positions stay. States do not go back: the caller puts those that belong there.
   void cut(int64_t length);
   const RecurrentState& state(int64_t layer) const { return recurrent_[static_cast<size_t>(layer)]; }

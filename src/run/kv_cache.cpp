@@ -1,5 +1,6 @@
 #include "src/run/kv_cache.h"
 
+#include <algorithm>
 #include <array>
 
 #include "formats/kv_scales.h"
@@ -10,11 +11,13 @@
 namespace fewbit {
 namespace {
 
-constexpr std::array<std::pair<KvType, std::string_view>, 5> kNames{{{KvType::plain, "bf16"},
+constexpr std::array<std::pair<KvType, std::string_view>, 7> kNames{{{KvType::plain, "bf16"},
                                                                      {KvType::fp8, "fp8"},
                                                                      {KvType::fp8_plain, "fp8-plain"},
                                                                      {KvType::int8, "int8"},
-                                                                     {KvType::int4, "int4"}}};
+                                                                     {KvType::int4, "int4"},
+                                                                     {KvType::kivi2, "kivi2"},
+                                                                     {KvType::kivi4, "kivi4"}}};
 
 // A checkpoint's k_scale was measured on keys as they are. Turning them evens out their channels, but could raise the
 // largest; E4M3 has the range to spare.
@@ -25,10 +28,13 @@ bool stores_codes(KvType type) { return type == KvType::fp8; }
 bool is_fp8(KvType type) { return type == KvType::fp8 || type == KvType::fp8_plain; }
 
 DType stored_as(KvType type, DType compute) {
-  return is_fp8(type) ? DType::f8_e4m3 : type == KvType::int8 ? DType::i8 : type == KvType::int4 ? DType::u8 : compute;
+  if (type == KvType::int4 || is_kivi(type)) return DType::u8;
+  return is_fp8(type) ? DType::f8_e4m3 : type == KvType::int8 ? DType::i8 : compute;
 }
 // Elements of a row of one head.
-int64_t row_elements(const Attention& a, KvType type) { return type == KvType::int4 ? a.head_dim / 2 : a.head_dim; }
+int64_t row_elements(const Attention& a, KvType type) {
+  return is_kivi(type) ? a.head_dim * kivi_bits(type) / 8 : type == KvType::int4 ? a.head_dim / 2 : a.head_dim;
+}
 
 // One scale per head on the device, for those of a rank.
 Tensor per_head(Exec& ex, std::vector<float> scales, const Range& heads) {
@@ -37,13 +43,29 @@ Tensor per_head(Exec& ex, std::vector<float> scales, const Range& heads) {
   return ex.to_device(Tensor::host_from<float>(DType::f32, {heads.size()}, own));
 }
 
+// As KiviCache has it.
+KvStorage alloc_kivi(Exec& ex, const Attention& a, KvType type, DType compute, int64_t batch, int64_t capacity,
+                     int64_t pass) {
+  const int64_t heads = a.kv_heads, d = a.head_dim, ring = kivi_ring(capacity, pass);
+  const auto codes = [&] { return ex.alloc_zeros(DType::u8, {batch, heads, capacity, row_elements(a, type)}); };
+  const auto recent = [&] { return ex.alloc_zeros(compute, {batch, heads, ring, d}); };
+  return {.k = codes(),
+          .v = codes(),
+          .k_scales = ex.alloc_zeros(DType::bf16, {batch, heads, capacity / kKiviGroup, 2 * d}),
+          .v_scales = ex.alloc_zeros(DType::bf16, {batch, heads, capacity, 2 * d / kKiviGroup}),
+          .k_recent = recent(),
+          .v_recent = recent()};
+}
+
 }  // namespace
 
 std::string_view name_of(KvType type) { return to_name(kNames, type); }
 
 KvType kv_type_from(std::string_view name) { return from_name(kNames, "--kv-cache", name); }
 
-KvStorage alloc_kv(Exec& ex, const Attention& a, KvType type, DType compute, int64_t batch, int64_t capacity) {
+KvStorage alloc_kv(Exec& ex, const Attention& a, KvType type, DType compute, int64_t batch, int64_t capacity,
+                   int64_t pass) {
+  if (is_kivi(type)) return alloc_kivi(ex, a, type, compute, batch, kivi_capacity(capacity), pass);
   const Shape shape = {batch, a.kv_heads, capacity, row_elements(a, type)};
   KvStorage s;
   s.k = ex.alloc_zeros(stored_as(type, compute), shape);
@@ -91,6 +113,16 @@ KvCache view_of(const KvStorage& s, const KvStaticScales& fixed) {
   return {.k = s.k, .v = s.v, .k_scales = s.k_scales, .v_scales = s.v_scales};
 }
 
+KiviCache kivi_of(const KvStorage& s, KvType type) {
+  return {.bits = kivi_bits(type),
+          .k = s.k,
+          .v = s.v,
+          .k_scales = s.k_scales,
+          .v_scales = s.v_scales,
+          .k_recent = s.k_recent,
+          .v_recent = s.v_recent};
+}
+
 LatentStorage alloc_latent(Exec& ex, const std::vector<BlockOp>& block, KvType type, DType compute, int64_t batch,
                            int64_t capacity) {
   LatentStorage s;
@@ -112,6 +144,10 @@ void check_cache_type(const ModelSpec& spec, KvType type) {
     if (const Attention* a = attention_of(block); a && type == KvType::int4 && a->head_dim % 2 != 0)
       fail(ErrorKind::unsupported, spec.arch + ": --kv-cache int4: two codes share a byte, and heads have " +
                                        std::to_string(a->head_dim) + " features; expected an even number; take int8");
+    if (const Attention* a = attention_of(block); a && is_kivi(type) && a->head_dim % kKiviGroup != 0)
+      fail(ErrorKind::unsupported, spec.arch + ": --kv-cache " + std::string(name_of(type)) + ": values are coded in " +
+                                       "groups of 32 features, and heads have " + std::to_string(a->head_dim) +
+                                       "; expected a multiple of 32; take int4");
     if (latent_attention_of(block) && type != KvType::plain && !stores_codes(type))
       fail(ErrorKind::unsupported, spec.arch + ": --kv-cache " + std::string(name_of(type)) +
                                        ": the latents of its attention are kept as fp8 or in the compute type; take "
@@ -121,6 +157,13 @@ void check_cache_type(const ModelSpec& spec, KvType type) {
            spec.arch + ": --kv-cache " + std::string(name_of(type)) +
                ": the shared keys of its attention are kept in the compute type only; leave --kv-cache out");
   }
+}
+
+void check_paged_type(const std::string& what, KvType type) {
+  if (is_kivi(type))
+    fail(ErrorKind::unsupported, what + ": --kv-cache " + std::string(name_of(type)) +
+                                     ": the window of a KIVI cache is kept for sequences that only grow, each in one "
+                                     "piece; take int4, or runner generate and runner bench --batch without drafts");
 }
 
 namespace {
@@ -171,10 +214,24 @@ int64_t latent_bytes(const std::vector<BlockOp>& block, KvType type, DType compu
 }
 
 int64_t kv_bytes(const Attention& a, KvType type, DType compute) {
+  if (is_kivi(type))
+    return 2 * a.kv_heads * (row_elements(a, type) + 2 * a.head_dim / kKiviGroup * bytes_of(DType::bf16));
   const int64_t scales = type == KvType::int8   ? bytes_of(DType::f32)
                          : type == KvType::int4 ? int4_groups(a.head_dim) * static_cast<int64_t>(sizeof(Int4Scale))
                                                 : 0;
   return 2 * a.kv_heads * (row_elements(a, type) * bytes_of(stored_as(type, compute)) + scales);
+}
+
+int64_t kv_held_bytes(const Attention& a, KvType type, DType compute, int64_t capacity) {
+  if (!is_kivi(type)) return kv_bytes(a, type, compute) * capacity;
+  const int64_t whole = kivi_capacity(capacity);
+  return kv_bytes(a, type, compute) * whole + kv_bytes(a, KvType::plain, compute) * kivi_ring(whole, kKiviPass);
+}
+
+int64_t kv_read_bytes(const Attention& a, KvType type, DType compute, int64_t context, int64_t in_sight) {
+  if (!is_kivi(type)) return kv_bytes(a, type, compute) * in_sight;
+  const int64_t recent = std::min(in_sight, context - kivi_coded(context - 1));
+  return kv_bytes(a, KvType::plain, compute) * recent + kv_bytes(a, type, compute) * (in_sight - recent);
 }
 
 }  // namespace fewbit

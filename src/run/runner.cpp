@@ -21,7 +21,7 @@ void Runner::need_kv(int64_t seqs, int64_t len) {
   latents_.clear();
   for (const std::vector<BlockOp>& block : spec_.kinds) {
     kv_.push_back(own_attention_of(block)
-                      ? alloc_kv(ex_, *own_attention_of(block), options_.kv_cache, options_.dtype, seqs, len)
+                      ? alloc_kv(ex_, *own_attention_of(block), options_.kv_cache, options_.dtype, seqs, len, len)
                       : KvStorage{});
     latents_.push_back(alloc_latent(ex_, block, options_.kv_cache, options_.dtype, seqs, len));
   }
@@ -57,14 +57,16 @@ void Runner::run_block_of(int64_t layer, TensorView x, ConstTensorView positions
   ropes_.fit(x.rows() / seqs);
   const int kind = spec_.kind(layer);
   const int64_t keys = keys_layer(spec_, layer);
-  const KvCache cache =
-      kv_.empty() ? KvCache{}
-                  : view_of(kv_[static_cast<size_t>(spec_.kind(keys))], kv_scales_[static_cast<size_t>(keys)]);
+  const KvStorage* const kept = kv_.empty() ? nullptr : &kv_[static_cast<size_t>(spec_.kind(keys))];
+  const bool in_kivi = is_kivi(options_.kv_cache);
+  const KvCache cache = kept && !in_kivi ? view_of(*kept, kv_scales_[static_cast<size_t>(keys)]) : KvCache{};
+  const KiviCache kivi = kept && in_kivi ? kivi_of(*kept, options_.kv_cache) : KiviCache{};
   Activations act = slots_->bind(x, kind);
   run_block(ex_, spec_.block(layer), block(layer), ropes_,
             {.seqs = seqs,
              .positions = positions,
-             .cache = kv_.empty() ? nullptr : &cache,
+             .cache = kept && !in_kivi ? &cache : nullptr,
+             .kivi = kept && in_kivi ? &kivi : nullptr,
              .turned_keys = turns_keys(options_.kv_cache),
              .turned_values = turns_values(options_.kv_cache),
              .ids = ids,

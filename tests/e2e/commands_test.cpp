@@ -239,6 +239,8 @@ TEST_F(Commands, QuantizedCachesAreCalibratedRunAndMeasured) {
   EXPECT_NEAR(perplexity("fp8") / plain, 1, 5e-3);
   EXPECT_NEAR(perplexity("int8") / plain, 1, 1e-3);
   EXPECT_NEAR(perplexity("int4") / plain, 1, 2e-2);
+  EXPECT_NE(perplexity("kivi2"), plain);
+  EXPECT_NEAR(perplexity("kivi2") / plain, 1, 2e-2);
   const ProcessResult bench = run("runner bench out --device cpu --tokens 5 --prompt-tokens 8 --kv-cache fp8");
   EXPECT_EQ(bench.exit_code, 0) << bench.err;
   EXPECT_EQ(bench.out.find("scale is 1"), std::string::npos) << bench.out;

@@ -112,8 +112,10 @@ void add_kv_cache(CLI::App& app, std::string& name) {
          "--kv-cache", name,
          "Keys and values: bf16 (not quantized: the type of --dtype), fp8 (E4M3, the checkpoint's scales, keys "
          "turned; latents with a scale for every 128 features of a token), fp8-plain (the same, not turned: as other "
-         "engines store them), int8 (a scale per token and head) or "
-         "int4 (4.5 bits a value: a scale and a center for 64 features of a token and head, keys and values turned)")
+         "engines store them), int8 (a scale per token and head), "
+         "int4 (4.5 bits a value: a scale and a center for 64 features of a token and head, keys and values turned), "
+         "kivi2 or kivi4 (3 or 5 bits a value behind the last 128 to 159 tokens: keys in groups of 32 tokens of a "
+         "channel, values of 32 features of a token; sequences in one piece, so not for serve or --concurrency)")
       ->capture_default_str();
 }
 

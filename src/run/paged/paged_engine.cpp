@@ -46,6 +46,7 @@ PagedOptions checked(const Exec& ex, const ModelSpec& spec, const PagedOptions& 
     fail(ErrorKind::unsupported,
          "--batch-invariant: the rows of an expert are those that a pass happens to send to it; leave it out");
   if (o.load.ranks) fail(ErrorKind::unsupported, "--tp: the paged cache of many sequences runs on one rank only");
+  check_paged_type("many sequences at once", o.load.kv_cache);
   if (o.pages < 1 || o.sequences < 1 || o.longest < 1 || o.pass < 1)
     fail(ErrorKind::usage, fmt::format("{} pages, {} sequences of {} positions, {} rows a pass: each at least 1",
                                        o.pages, o.sequences, o.longest, o.pass));

@@ -77,7 +77,9 @@ int64_t cache_bytes(const ModelSpec& spec, LayerRange layers, KvType type, DType
   for (int64_t layer = layers.begin; layer < layers.end; ++layer) {
     const std::vector<BlockOp>& block = spec.block(layer);
     if (const Attention* a = read ? attention_of(block) : own_attention_of(block))
-      n += kv_bytes(*a, type, compute) * in_sight(*a, context);
+      n += read            ? kv_read_bytes(*a, type, compute, context, in_sight(*a, context))
+           : is_kivi(type) ? kv_held_bytes(*a, type, compute, context)  // it is in one piece, never in pages
+                           : kv_bytes(*a, type, compute) * in_sight(*a, context);
     n += latent_bytes(block, type, compute) * context + recurrent_bytes(block, compute);
   }
   return n;
@@ -97,7 +99,7 @@ int64_t contiguous_cache_bytes(const ModelSpec& spec, LayerRange layers, KvType 
   int64_t n = 0;
   for (int64_t layer = layers.begin; layer < layers.end; ++layer) {
     const std::vector<BlockOp>& block = spec.block(layer);
-    if (const Attention* a = own_attention_of(block)) n += kv_bytes(*a, type, compute) * capacity;
+    if (const Attention* a = own_attention_of(block)) n += kv_held_bytes(*a, type, compute, capacity);
     n += latent_bytes(block, type, compute) * capacity + recurrent_bytes(block, compute);
   }
   return n;

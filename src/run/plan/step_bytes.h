@@ -25,7 +25,8 @@ int64_t held_bytes(const BlockBytes&);
 int64_t weight_bytes(const std::vector<BlockOp>& block, const BlockBytes&, int64_t tokens);
 
 // What one sequence of `context` positions keeps in layers [begin, end): keys and values, of windows and chunks only
-// what is in sight, latents, states. `read`: what a step reads of it, where layers may look at the keys of others.
+// what is in sight (KIVI's form cuts no windows, and has its recent rows besides), latents, states. `read`: what a step
+// reads of it, where layers may look at the keys of others.
 struct LayerRange {
   int64_t begin = 0, end = 0;
 };

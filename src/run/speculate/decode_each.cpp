@@ -11,6 +11,10 @@
 
 namespace fewbit {
 
+bool Engine::decodes_each() const {
+  return options_.batch == 1 && !ex_.on_cuda() && !options_.load.ranks && !is_kivi(options_.load.kv_cache);
+}
+
 bool Engine::has_states() const {
   return std::ranges::any_of(recurrent_, [](const RecurrentState& state) { return !state.empty(); });
 }

@@ -64,6 +64,7 @@ Checkpoint open_for_comparison(const CompareArgs& a, const Baseline& base, const
     fail(ErrorKind::usage, fmt::format("windows of {} tokens exceed the {} positions of {}",
                                        base.windows().windows.length, model.spec.max_positions, path));
   check_tokenizer(a, base, model);
+  check_cache_type(model.spec, a.load().kv_cache);
   return model;
 }
 

@@ -89,6 +89,7 @@ void run_perplexity(const PerplexityArgs& a) {
   protocol_from(a.protocol);
   const Checkpoint c = Checkpoint::open(model_or_demo(a.common, a.model));
   load = with_exact_inputs(load, c);
+  check_cache_type(c.spec, load.kv_cache);
   shared_spec(c, load);  // refuses what ranks cannot share before the text is read
   const ScoredWindows w = load_windows(a, c);
   Exec ex = make_exec(a.common);

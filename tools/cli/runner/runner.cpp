@@ -108,7 +108,9 @@ void run_generate(const GenerateArgs& a) {
       .acts = acts_type_from(a.acts),
       .ranks = ranks.get(),
   };
+  if (speculate.k > 0) check_paged_type("--speculate", load.kv_cache);
   const Checkpoint c = Checkpoint::open(model_or_demo(a.common, a.model));
+  check_cache_type(c.spec, load.kv_cache);
   shared_spec(c, load);  // refuses what ranks cannot share before anything is read
   const Tokenizer tokenizer = Tokenizer::open(c.dir);
   const std::string prompt = a.prompt_file.empty() ? a.prompt : read_text(a.prompt_file);

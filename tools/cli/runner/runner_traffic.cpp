@@ -28,6 +28,7 @@ std::vector<TrafficShape> shapes_of(const BenchArgs& a) {
 
 TrafficOptions options_of(const BenchArgs& a) {
   const TrafficArgs& t = a.traffic;
+  check_paged_type("runner bench --concurrency", kv_type_from(a.kv_cache));
   TrafficOptions o{.load = {.dtype = compute_dtype(a.dtype),
                             .kv_cache = kv_type_from(a.kv_cache),
                             .head = head_type_from(a.head),
