@@ -199,7 +199,6 @@ std::unique_ptr<ModelTexts> texts_of(const ServeArgs& a, const Checkpoint& c) {
 }
 
 PagedOptions engine_options(const ServeArgs& a, const Checkpoint& c) {
-  check_paged_type("runner serve", kv_type_from(a.kv_cache));
   const int64_t context = a.context > 0 ? a.context : std::min<int64_t>(c.spec.max_positions, 4096);
   if (context > c.spec.max_positions)
     fail(ErrorKind::usage, fmt::format("--context {}: the model has {} positions", context, c.spec.max_positions));
@@ -229,6 +228,7 @@ std::string body_of_error(int status) {
 }
 
 void run_serve(ServeArgs a) {
+  check_paged_type("runner serve", kv_type_from(a.kv_cache));
   const HttpServe serve = load_door();
   const Checkpoint c = Checkpoint::open(model_or_demo(a.common, a.model));
   const PagedOptions options = engine_options(a, c);
