@@ -1,5 +1,7 @@
 // wide_int8_dots() of int8_dot.h in AVX2. A register holds four columns of eight outputs, a byte each. Products of
 // neighbours are added in 16 bits, of codes of up to 4 bits over a whole group: 8 words x 2 products x 15 x 127 fit.
+#include <algorithm>
+
 #include "kernels/cpu/x86_loops.h"
 #include "kernels/products/blocks/int8_dot.h"
 #include "src/core/error.h"
@@ -20,12 +22,11 @@ FEWBIT_WIDE_INLINE __m256i eight_at(const uint8_t* at) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at));
 }
 
-// Codes of a plane of kBits bits, less what stands above them: word k of 32 columns.
+// Codes of a plane of kBits bits, less what stands above them: word k of those in a line.
 template <int kBits>
-FEWBIT_WIDE_INLINE __m256i plane_word(const uint8_t* plane, int k) {
-  constexpr int kInByte = 8 / kBits;
-  const __m256i words = eight_at(plane + kNextLine * (k / kInByte));
-  const int shift = kBits * (k % kInByte);
+FEWBIT_WIDE_INLINE __m256i plane_word(const uint8_t* line, int k) {
+  const __m256i words = eight_at(line);
+  const int shift = kBits * k;
   return _mm256_and_si256(shift == 0 ? words : _mm256_srli_epi16(words, shift), _mm256_set1_epi8((1 << kBits) - 1));
 }
 
@@ -68,15 +69,19 @@ struct GroupSums {
                                        __m256i (&to)[kRows][kRegisters]) {
     for (auto& of_row : to)
       for (__m256i& s : of_row) s = _mm256_setzero_si256();
+    // Line by line of codes: with all of them unrolled the compiler holds more words than there are registers.
+    constexpr int kOfLine = std::min(8 / kPlane, kCount);
+#pragma GCC unroll 1
+    for (int line = begin; line < begin + kCount; line += kOfLine)
 #pragma GCC unroll 8
-    for (int k = begin; k < begin + kCount; ++k) {
-      __m256i four[kRows];
-      for (int r = 0; r < kRows; ++r) four[r] = four_of(x + r * in, k);
-      for (int i = 0; i < kRegisters; ++i) {
-        const __m256i word = plane_word<kPlane>(lane(codes, i), k);
-        for (int r = 0; r < kRows; ++r) to[r][i] = _mm256_add_epi16(to[r][i], _mm256_maddubs_epi16(word, four[r]));
+      for (int k = 0; k < kOfLine; ++k) {
+        __m256i four[kRows];
+        for (int r = 0; r < kRows; ++r) four[r] = four_of(x + r * in, line + k);
+        for (int i = 0; i < kRegisters; ++i) {
+          const __m256i word = plane_word<kPlane>(lane(codes, i) + kNextLine * (line / kOfLine), k);
+          for (int r = 0; r < kRows; ++r) to[r][i] = _mm256_add_epi16(to[r][i], _mm256_maddubs_epi16(word, four[r]));
+        }
       }
-    }
     for (auto& of_row : to)
       for (__m256i& s : of_row) s = in_pairs(s);
   }
