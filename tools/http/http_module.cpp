@@ -157,8 +157,10 @@ class Server final : public httplib::Server {
 }  // namespace
 
 extern "C" __attribute__((visibility("default"))) bool fewbit_http_serve(const HttpDoor& door, std::string& problem) {
-  // A heap for each of many threads would keep the most that its thread ever needed.
+  // A heap for each of many threads would keep the most that its thread ever needed; and the parts of a large request
+  // would leave holes between what is kept, but for a threshold that does not grow with them.
   mallopt(M_ARENA_MAX, 1);
+  mallopt(M_MMAP_THRESHOLD, 64 << 10);
   if (door.version != HttpDoor::kVersion) return problem = "of another build than this program", false;
   Server server(door);
   const int port = door.port == 0                              ? server.bind_to_any_port(door.host)
