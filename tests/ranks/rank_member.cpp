@@ -1,6 +1,8 @@
 // One rank of the tests of src/ranks, started by mpirun: `rank_member CASE`. Prints a line, or fails as the programs
 // do.
 #include <fmt/format.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cmath>
@@ -197,14 +199,26 @@ void threads(const Ranks& ranks) {
   expect(ranks.alone() || (ranks.threads() >= 1 && t.as<float>()[0] <= most), "threads of all ranks");
 }
 
-const std::map<std::string, std::function<void(const Ranks&)>> kCases = {{"collectives", collectives},
-                                                                         {"short-message", short_message},
-                                                                         {"last-fails", last_fails},
-                                                                         {"last-is-killed", last_is_killed},
-                                                                         {"all-fail", all_fail},
-                                                                         {"threads", threads},
-                                                                         {"gpus", gpus},
-                                                                         {"factors", factors}};
+// As where a batch system holds a job for a while.
+void all_are_stopped(const Ranks& ranks) {
+  const pid_t self = ::getpid();
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::usleep(500'000);
+    ::kill(self, SIGCONT);
+    ::_exit(0);
+  }
+  ::raise(SIGSTOP);
+  ::waitpid(child, nullptr, 0);
+  collectives(ranks);
+}
+
+const std::map<std::string, std::function<void(const Ranks&)>> kCases = {
+    {"collectives", collectives}, {"short-message", short_message},
+    {"last-fails", last_fails},   {"last-is-killed", last_is_killed},
+    {"all-fail", all_fail},       {"all-are-stopped", all_are_stopped},
+    {"threads", threads},         {"gpus", gpus},
+    {"factors", factors}};
 
 int run(const std::string& name) {
   const Launch launch = launch_from_environment();

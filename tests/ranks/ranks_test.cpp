@@ -99,6 +99,12 @@ TEST(Ranks, AFailureEndsAllWithoutMpi) {
   EXPECT_EQ(processes_in(dir.path()), 0);
 }
 
+TEST(Ranks, ThatAreStoppedGoOnWithoutMpi) {
+  const ProcessResult r = run_local_ranks(2, kMember + "all-are-stopped");
+  EXPECT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_EQ(count(r.out, "ok"), 2) << r.out;
+}
+
 // From GPU to GPU and through host memory.
 TEST(Ranks, CudaTensorsOfTwoGpus) {
   try {
