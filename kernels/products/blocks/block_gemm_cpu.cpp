@@ -116,9 +116,14 @@ void wide_strip(const Product& p, const float* x, int64_t strip) {
 void pack_chunks(const BlockForm& f, const float* x, int64_t rows, int64_t in, float* to) {
   float factors[kChunkCols];
   for (int64_t c = 0; c < kChunkCols; ++c) factors[c] = wide_factor(f, c);
-  for (int64_t at = 0; at < in; at += kChunkCols)
-    for (int64_t r = 0; r < rows; ++r)
-      for (int64_t c = 0; c < kChunkCols; ++c) *to++ = x[r * in + at + c] * factors[c];
+  constexpr int64_t kAtOnce = 512;  // parts of rows, of 32 columns each
+  parallel_for(in / kChunkCols, std::max<int64_t>(1, kAtOnce / std::max<int64_t>(1, rows)),
+               [&](int64_t begin, int64_t end) {
+                 float* next = to + begin * rows * kChunkCols;
+                 for (int64_t at = begin * kChunkCols; at < end * kChunkCols; at += kChunkCols)
+                   for (int64_t r = 0; r < rows; ++r)
+                     for (int64_t c = 0; c < kChunkCols; ++c) *next++ = x[r * in + at + c] * factors[c];
+               });
 }
 
 // All rows of x; `xs` as pack_rows() makes them for kRowsInCache rows at a time.

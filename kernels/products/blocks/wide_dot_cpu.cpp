@@ -36,9 +36,10 @@ float unit_of(const BlockForm& f) {
 }  // namespace
 
 float wide_factor(const BlockForm& f, int64_t column) {
-  if (f.bits == 4 && !counts_up(f)) return unit_of(f) > 0 ? unit_of(f) : 1;
-  if ((f.bits != 2 && f.bits != 4) || !counts_up(f)) return 1;
-  return 1.f / static_cast<float>(uint32_t{1} << kept_shift(static_cast<int>(column % kChunkCols), f.bits));
+  if (counts_up(f) && (f.bits == 2 || f.bits == 4))
+    return 1.f / static_cast<float>(uint32_t{1} << kept_shift(static_cast<int>(column % kChunkCols), f.bits));
+  const float unit = f.bits == 4 ? unit_of(f) : 0;
+  return unit > 0 ? unit : 1;
 }
 
 int64_t wide_group(const BlockForm& f) { return f.scale == BlockScale::wide && f.columns % 128 == 0 ? 128 : f.group; }
