@@ -3,7 +3,8 @@
 # scripts/cmake/fewbit_layer.cmake). A build with a compiler cache takes each alone and never sees that two of them have
 # a name in common; CI does. All of them take two minutes on two cores.
 #
-#   scripts/merged.sh [--changed]    all of them, or those with a source that differs from the merge base with main
+#   scripts/merged.sh [--changed]    all of them, or those with a source that differs from the merge base with main; a
+#                                    source that came or went moves those behind it, so then again all
 set -euo pipefail
 cd "$(dirname "$0")/.."
 changed=false
@@ -24,7 +25,12 @@ names=''
 if $changed; then
   base=$(git merge-base HEAD origin/main 2>/dev/null || git merge-base HEAD main)
   [ "$base" != "$(git rev-parse HEAD)" ] || base=$(git rev-parse HEAD^1)
-  names=$(git diff --name-only "$base" -- '*.cpp')
+  came_or_went=$(
+    git diff --name-only --diff-filter=ADR "$base" -- '*.cpp'
+    git ls-files -o --exclude-standard -- '*.cpp'
+  )
+  [ -n "$came_or_went" ] || names=$(git diff --name-only "$base" -- '*.cpp')
+  [ -n "$came_or_went$names" ] || exit 0
 fi
 python3 - "$folder" "$names" <<'END_PYTHON' | xargs -0 -r -P "$(nproc)" -n 1 bash -c
 import json, os, re, sys

@@ -16,6 +16,9 @@ inline constexpr DType kComputeTypes[] = {DType::f32, DType::bf16};
 inline double op_tolerance(DType dtype) { return dtype == DType::f32 ? tol::kF32Op : tol::kBf16Op; }
 inline double product_tolerance(DType dtype) { return dtype == DType::f32 ? tol::kF32Product : tol::kBf16Op; }
 
+// An index of a vector.
+inline size_t at(int64_t i) { return static_cast<size_t>(i); }
+
 // A host tensor as doubles.
 inline std::vector<double> doubles(ConstTensorView host) {
   const Tensor f = to_f32(host);

@@ -15,8 +15,6 @@
 namespace fewbit::test {
 namespace {
 
-size_t at(int64_t i) { return static_cast<size_t>(i); }
-
 struct Case {
   int64_t seqs, len, heads, nope, rope, value, rank, chosen;  // chosen 0: all keys
 };

@@ -12,13 +12,13 @@ namespace {
 
 using namespace test;
 
-struct Case {
+struct F8Case {
   int64_t out, in, out_group, group;
 };
 // Per output; per output with groups; blocks with short last ones; one of all.
-constexpr Case kCases[] = {{7, 200, 1, 200}, {33, 131, 1, 64}, {200, 300, 128, 128}, {45, 97, 45, 97}};
+constexpr F8Case kF8Cases[] = {{7, 200, 1, 200}, {33, 131, 1, 64}, {200, 300, 128, 128}, {45, 97, 45, 97}};
 
-Tensor chosen(Exec& ex, const Case& c, const Tensor& w, const Tensor& h, bool search, DType dtype = DType::f32) {
+Tensor chosen(Exec& ex, const F8Case& c, const Tensor& w, const Tensor& h, bool search, DType dtype = DType::f32) {
   const Tensor s = poisoned(ex, DType::f32, {(c.out + c.out_group - 1) / c.out_group, (c.in + c.group - 1) / c.group});
   const Tensor dw = ex.to_device(w), dh = ex.to_device(h);
   choose_f8_scales(
@@ -27,7 +27,7 @@ Tensor chosen(Exec& ex, const Case& c, const Tensor& w, const Tensor& h, bool se
 }
 
 // sum h (w - Q(w))^2 under the scales.
-double weighted_error(Exec& ex, const Case& c, const Tensor& w, const Tensor& h, const Tensor& scales) {
+double weighted_error(Exec& ex, const F8Case& c, const Tensor& w, const Tensor& h, const Tensor& scales) {
   const Tensor ds = ex.to_device(scales), codes = poisoned(ex, DType::u8, {c.out, c.in});
   const Tensor back = poisoned(ex, DType::f32, {c.out, c.in});
   round_to_grid(
@@ -53,7 +53,7 @@ double weighted_error(Exec& ex, const Case& c, const Tensor& w, const Tensor& h,
 }
 
 FEWBIT_DEVICE_TEST(ChooseF8Scales, PlainIsTheLargestOverTheLargestCode) {
-  for (const Case& c : kCases) {
+  for (const F8Case& c : kF8Cases) {
     const Tensor w = random_normal(DType::f32, {c.out, c.in}, 1), ones = random_normal(DType::f32, {c.in}, 2);
     const Tensor s = chosen(ex, c, w, ones, false);
     for (int64_t b = 0; b < s.rows(); ++b)
@@ -68,7 +68,7 @@ FEWBIT_DEVICE_TEST(ChooseF8Scales, PlainIsTheLargestOverTheLargestCode) {
 }
 
 FEWBIT_DEVICE_TEST(ChooseF8Scales, TheSearchNeverLosesAndIsRepresentable) {
-  for (const Case& c : kCases)
+  for (const F8Case& c : kF8Cases)
     for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
       const Tensor w = random_normal(DType::f32, {c.out, c.in}, 3);
       Tensor h = random_normal(DType::f32, {c.in}, 4);
@@ -81,7 +81,7 @@ FEWBIT_DEVICE_TEST(ChooseF8Scales, TheSearchNeverLosesAndIsRepresentable) {
 }
 
 FEWBIT_DEVICE_TEST(ChooseF8Scales, ZerosGetOne) {
-  const Case c{3, 40, 1, 40};
+  const F8Case c{3, 40, 1, 40};
   const Tensor s = chosen(ex, c, Tensor::host_zeros(DType::f32, {3, 40}), random_normal(DType::f32, {40}, 1), true);
   for (int64_t i = 0; i < 3; ++i) EXPECT_EQ(s.as<float>()[i], 1.f);
 }
@@ -89,7 +89,7 @@ FEWBIT_DEVICE_TEST(ChooseF8Scales, ZerosGetOne) {
 TEST(ChooseF8Scales, CudaChoosesAsTheCpu) {
   FEWBIT_NEEDS_GPU();
   Exec gpu = Exec::cuda(0), cpu = Exec::cpu();
-  for (const Case& c : kCases) {
+  for (const F8Case& c : kF8Cases) {
     const Tensor w = random_normal(DType::f32, {c.out, c.in}, 5);
     Tensor h = random_normal(DType::f32, {c.in}, 6);
     for (int64_t i = 0; i < c.in; ++i) h.as<float>()[i] *= h.as<float>()[i];
@@ -99,7 +99,7 @@ TEST(ChooseF8Scales, CudaChoosesAsTheCpu) {
 
 // Every E4M3 code but NaN, made a value and rounded again, is itself.
 FEWBIT_DEVICE_TEST(RoundToGrid, InvertsDequantizeOnTheE4m3Grid) {
-  for (const Case& c : kCases) {
+  for (const F8Case& c : kF8Cases) {
     Tensor codes = random_codes({c.out, c.in}, 256, 7);
     for (int64_t i = 0; i < codes.numel(); ++i) {
       uint8_t& code = codes.as<uint8_t>()[i];

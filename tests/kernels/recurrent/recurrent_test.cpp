@@ -10,8 +10,6 @@
 namespace fewbit::test {
 namespace {
 
-size_t at(int64_t i) { return static_cast<size_t>(i); }
-
 struct ConvCase {
   int64_t seqs, len, channels, taps;
   bool bias;

@@ -9,8 +9,6 @@
 namespace fewbit::test {
 namespace {
 
-size_t at(int64_t i) { return static_cast<size_t>(i); }
-
 struct ScanCase {
   int64_t seqs, len;
   ScanArgs args;

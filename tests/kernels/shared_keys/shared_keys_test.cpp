@@ -10,8 +10,6 @@
 namespace fewbit::test {
 namespace {
 
-size_t at(int64_t i) { return static_cast<size_t>(i); }
-
 Tensor positions_of(int64_t seqs, int64_t begin, int64_t end) {
   std::vector<int32_t> where;
   for (int64_t s = 0; s < seqs; ++s)

@@ -8,7 +8,6 @@
 namespace fewbit::test {
 namespace {
 
-size_t at(int64_t i) { return static_cast<size_t>(i); }
 double logistic(double x) { return 1 / (1 + std::exp(-x)); }
 
 struct Case {
