@@ -78,11 +78,17 @@ void few_queries(const Head& head, const AttentionArgs& a) {
     float* query = scratch(Scratch::x, d);
     widen(static_cast<const T*>(head.q.data) + i * head.q.ld, query, d);
     float* scores = scratch(Scratch::scores, n);
-    for (int64_t j = 0; j < n; ++j) scores[j] = a.scale * dot(query, row_of<C>(head.k, span.begin + j, d), d);
+    if constexpr (is_code<C>)
+      for (int64_t j = 0; j < n; ++j) scores[j] = a.scale * dot(query, row_of<C>(head.k, span.begin + j, d), d);
+    else
+      dots(query, a.scale, row_of<C>(head.k, span.begin, d), head.k.ld, n, d, scores);
     const double sum = weights_of(scores, n, a, head.sink);
     float* values = scratch(Scratch::y, d);
     std::fill_n(values, d, 0.f);
-    for (int64_t j = 0; j < n; ++j) axpy(scores[j], row_of<C>(head.v, span.begin + j, d), values, d);
+    if constexpr (is_code<C>)
+      for (int64_t j = 0; j < n; ++j) axpy(scores[j], row_of<C>(head.v, span.begin + j, d), values, d);
+    else
+      add_rows(scores, row_of<C>(head.v, span.begin, d), head.v.ld, n, values, d);
     store_mean(values, sum, d, static_cast<T*>(head.out) + i * head.out_ld);
   }
 }

@@ -95,17 +95,21 @@ struct Task {
   int64_t at(int64_t i) const { return row(i) * q.cols() + head(i) * a.head_dim; }  // in q and out
 };
 
-// The row of a position as dot() and axpy() take it: in place, or codes as f32 values in scratch memory.
+// Rows of positions that lie in one page, `ld` elements apart: in place, or codes as f32 values in scratch memory.
+template <class R>
+struct PageRows {
+  const R* first;
+  int64_t ld;
+};
 template <class C>
-auto row_at(const Pages& p, const int32_t* table, int64_t position) {
-  const int64_t row = p.row(table, position);
-  const C* from = static_cast<const C*>(p.cache.data) + row * p.cache.shape[3];
+auto rows_at(const Pages& p, const int32_t* table, Span positions) {
   if constexpr (is_code<C>) {
-    float* values = scratch(Scratch::w, p.d);
-    dequantize_row(from, scales_of_row<C>(p.scales, p.head, row), values, p.d);
-    return static_cast<const float*>(values);
+    float* values = scratch(Scratch::w, kPagePositions * p.d);
+    widen_span<C>(p, table, positions, values);
+    return PageRows<float>{values, p.d};
   } else {
-    return from;
+    const int64_t ld = p.cache.shape[3];
+    return PageRows<C>{static_cast<const C*>(p.cache.data) + p.row(table, positions.begin) * ld, ld};
   }
 }
 
@@ -126,25 +130,30 @@ void attend_in_place(const Task& task, const KvCache& cache) {
     widen(task.q.as<T>() + task.at(i), queries + i * d, d);
     spans[static_cast<size_t>(i)] = task.sight(task.row(i));
   }
-  // Calls f with the score of every query that sees the position.
-  const auto for_seeing = [&](int64_t position, auto&& f) {
-    for (int64_t i = 0; i < count; ++i)
-      if (const Span s = spans[static_cast<size_t>(i)]; position >= s.begin && position < s.end)
-        f(i, scores[i * n + position - s.begin]);
+  // Page by page f(i, the rows of it that query i sees, how many, their scores).
+  const auto by_pages = [&](const Pages& p, auto&& f) {
+    for (int64_t at = all.begin, end = at; at < all.end; at = end) {
+      end = std::min(all.end, (at / kPagePositions + 1) * kPagePositions);
+      const auto rows = rows_at<C>(p, task.table, {at, end});
+      for (int64_t i = 0; i < count; ++i) {
+        const Span s = spans[static_cast<size_t>(i)];
+        const int64_t begin = std::max(at, s.begin), stop = std::min(end, s.end);
+        if (begin < stop)
+          f(i, PageRows{rows.first + (begin - at) * rows.ld, rows.ld}, stop - begin, scores + i * n + begin - s.begin);
+      }
+    }
   };
-  for (int64_t at = all.begin; at < all.end; ++at) {
-    const auto* key = row_at<C>(k, task.table, at);
-    for_seeing(at, [&](int64_t i, float& score) { score = a.scale * dot(queries + i * d, key, d); });
-  }
+  by_pages(k, [&](int64_t i, auto keys, int64_t seen, float* of_query) {
+    dots(queries + i * d, a.scale, keys.first, keys.ld, seen, d, of_query);
+  });
   for (int64_t i = 0; i < count; ++i) {
     const Span s = spans[static_cast<size_t>(i)];
     sums[static_cast<size_t>(i)] = weights_of(scores + i * n, s.end - s.begin, a, sink_of(a, task.head(i)));
   }
   std::fill_n(means, count * d, 0.f);
-  for (int64_t at = all.begin; at < all.end; ++at) {
-    const auto* value = row_at<C>(v, task.table, at);
-    for_seeing(at, [&](int64_t i, float weight) { axpy(weight, value, means + i * d, d); });
-  }
+  by_pages(v, [&](int64_t i, auto values, int64_t seen, const float* weights) {
+    add_rows(weights, values.first, values.ld, seen, means + i * d, d);
+  });
   for (int64_t i = 0; i < count; ++i)
     store_mean(means + i * d, sums[static_cast<size_t>(i)], d, task.out.as<T>() + task.at(i));
 }
@@ -164,7 +173,7 @@ void attend_widened(const Task& task, const KvCache& cache) {
     const Span span = task.sight(task.row(i));
     widen(task.q.as<T>() + task.at(i), query, d);
     const float* keys = wide + (span.begin - all.begin) * d;
-    for (int64_t j = 0; j < span.end - span.begin; ++j) scores[i * n + j] = a.scale * dot(query, keys + j * d, d);
+    dots(query, a.scale, keys, d, span.end - span.begin, d, scores + i * n);
     sums[static_cast<size_t>(i)] = weights_of(scores + i * n, span.end - span.begin, a, sink_of(a, task.head(i)));
   }
   widen_span<C>({cache.v, cache.v_scales, a.kv_heads, task.kv_head, d}, task.table, all, wide);
@@ -173,7 +182,7 @@ void attend_widened(const Task& task, const KvCache& cache) {
     const Span span = task.sight(task.row(i));
     const float* values = wide + (span.begin - all.begin) * d;
     std::fill_n(mean, d, 0.f);
-    for (int64_t j = 0; j < span.end - span.begin; ++j) axpy(scores[i * n + j], values + j * d, mean, d);
+    add_rows(scores + i * n, values, d, span.end - span.begin, mean, d);
     store_mean(mean, sums[static_cast<size_t>(i)], d, task.out.as<T>() + task.at(i));
   }
 }

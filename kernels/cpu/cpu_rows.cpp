@@ -47,6 +47,59 @@ FEWBIT_HOT_INLINE T tree_sum(T* lanes) {
   return lanes[0];
 }
 
+FEWBIT_HOT_INLINE float value_of(float x) { return x; }
+FEWBIT_HOT_INLINE float value_of(bf16 x) { return bits_to_float(static_cast<uint32_t>(x.bits) << 16); }
+
+// Sixteen lanes. An array of 64 floats, of which the rest of a row takes some, would lie in memory.
+using Sixteen = float __attribute__((vector_size(64)));
+FEWBIT_HOT_INLINE Sixteen sixteen_at(const float* x) {
+  Sixteen v;
+  std::memcpy(&v, x, sizeof v);
+  return v;
+}
+FEWBIT_HOT_INLINE Sixteen sixteen_at(const bf16* x) {
+  using Words = uint32_t __attribute__((vector_size(64)));
+  uint16_t __attribute__((vector_size(32))) bits;
+  std::memcpy(&bits, x, sizeof bits);
+  return std::bit_cast<Sixteen>(__builtin_convertvector(bits, Words) << 16);
+}
+// tree_sum() of 64 lanes.
+FEWBIT_HOT_INLINE float tree_sum(Sixteen a, Sixteen b, Sixteen c, Sixteen d) {
+  using Order = int32_t __attribute__((vector_size(64)));
+  Sixteen s = (a + c) + (b + d);
+  s += __builtin_shuffle(s, Order{8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15});
+  s += __builtin_shuffle(s, Order{4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7});
+  s += __builtin_shuffle(s, Order{2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3});
+  return s[0] + s[1];
+}
+
+template <class T>
+FEWBIT_HOT_INLINE float dot_of(const float* a, const T* b, int64_t n) {
+  Sixteen sum[kLanes / 16] = {};
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes)
+    for (int k = 0; k < kLanes / 16; ++k) sum[k] += sixteen_at(a + i + 16 * k) * sixteen_at(b + i + 16 * k);
+  if (i == n) return tree_sum(sum[0], sum[1], sum[2], sum[3]);
+  float lanes[kLanes];
+  std::memcpy(lanes, sum, sizeof lanes);
+  for (int l = 0; i + l < n; ++l) lanes[l] += a[i + l] * value_of(b[i + l]);
+  return tree_sum(lanes);
+}
+
+template <class T>
+FEWBIT_HOT_INLINE void add_rows_of(const float* a, const T* x, int64_t ld, int64_t rows, float* y, int64_t n) {
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    float lanes[kLanes];
+    for (int l = 0; l < kLanes; ++l) lanes[l] = y[i + l];
+    for (int64_t j = 0; j < rows; ++j)
+      for (int l = 0; l < kLanes; ++l) lanes[l] += a[j] * value_of(x[j * ld + i + l]);
+    for (int l = 0; l < kLanes; ++l) y[i + l] = lanes[l];
+  }
+  for (int64_t j = 0; j < rows; ++j)
+    for (int64_t c = i; c < n; ++c) y[c] += a[j] * value_of(x[j * ld + c]);
+}
+
 }  // namespace
 
 FEWBIT_HOT void widen(const bf16* x, float* y, int64_t n) {
@@ -66,30 +119,23 @@ FEWBIT_HOT void narrow(const float* x, bf16* y, int64_t n) {
 void widen(const float* x, float* y, int64_t n) { std::memmove(y, x, static_cast<size_t>(n) * sizeof(float)); }
 void narrow(const float* x, float* y, int64_t n) { widen(x, y, n); }
 
-FEWBIT_HOT float dot(const float* a, const float* b, int64_t n) {
-  float lanes[kLanes] = {};
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes)
-    for (int l = 0; l < kLanes; ++l) lanes[l] += a[i + l] * b[i + l];
-  for (int l = 0; i + l < n; ++l) lanes[l] += a[i + l] * b[i + l];
-  return tree_sum(lanes);
+FEWBIT_HOT float dot(const float* a, const float* b, int64_t n) { return dot_of(a, b, n); }
+FEWBIT_HOT float dot(const float* a, const bf16* b, int64_t n) { return dot_of(a, b, n); }
+
+FEWBIT_HOT void dots(const float* a, float scale, const float* b, int64_t ld, int64_t rows, int64_t n, float* out) {
+  for (int64_t j = 0; j < rows; ++j) out[j] = scale * dot_of(a, b + j * ld, n);
+}
+FEWBIT_HOT void dots(const float* a, float scale, const bf16* b, int64_t ld, int64_t rows, int64_t n, float* out) {
+  for (int64_t j = 0; j < rows; ++j) out[j] = scale * dot_of(a, b + j * ld, n);
 }
 
-FEWBIT_HOT float dot(const float* a, const bf16* b, int64_t n) {
-  float lanes[kLanes] = {};
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes)
-    for (int l = 0; l < kLanes; ++l) lanes[l] += a[i + l] * bits_to_float(static_cast<uint32_t>(b[i + l].bits) << 16);
-  for (int l = 0; i + l < n; ++l) lanes[l] += a[i + l] * static_cast<float>(b[i + l]);
-  return tree_sum(lanes);
+FEWBIT_HOT void axpy(float a, const float* x, float* y, int64_t n) { add_rows_of(&a, x, 0, 1, y, n); }
+FEWBIT_HOT void axpy(float a, const bf16* x, float* y, int64_t n) { add_rows_of(&a, x, 0, 1, y, n); }
+FEWBIT_HOT void add_rows(const float* a, const float* x, int64_t ld, int64_t rows, float* y, int64_t n) {
+  add_rows_of(a, x, ld, rows, y, n);
 }
-
-FEWBIT_HOT void axpy(float a, const float* x, float* y, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) y[i] += a * x[i];
-}
-
-FEWBIT_HOT void axpy(float a, const bf16* x, float* y, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) y[i] += a * bits_to_float(static_cast<uint32_t>(x[i].bits) << 16);
+FEWBIT_HOT void add_rows(const float* a, const bf16* x, int64_t ld, int64_t rows, float* y, int64_t n) {
+  add_rows_of(a, x, ld, rows, y, n);
 }
 
 FEWBIT_HOT double sum_of_squares(const float* x, int64_t n) {

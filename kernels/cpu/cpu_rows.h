@@ -20,6 +20,12 @@ float dot(const float* a, const bf16* b, int64_t n);
 // y[i] += a * x[i], in f32
 void axpy(float a, const float* x, float* y, int64_t n);
 void axpy(float a, const bf16* x, float* y, int64_t n);
+// The same of many rows, `ld` elements apart, bit for bit: out[j] = scale * dot(a, row j of b), and y += a[j] * row j
+// of x for one j after the other.
+void dots(const float* a, float scale, const float* b, int64_t ld, int64_t rows, int64_t n, float* out);
+void dots(const float* a, float scale, const bf16* b, int64_t ld, int64_t rows, int64_t n, float* out);
+void add_rows(const float* a, const float* x, int64_t ld, int64_t rows, float* y, int64_t n);
+void add_rows(const float* a, const bf16* x, int64_t ld, int64_t rows, float* y, int64_t n);
 
 double sum_of_squares(const float* x, int64_t n);
 float max_of(const float* x, int64_t n);  // n > 0; a NaN is seen in x[0] only

@@ -86,9 +86,21 @@ struct Panel {
   int64_t in, segment;
 };
 
+// Cache lines of the weight that the next panel is made of, asked for beside the products of this one: else few rows
+// wait for the memory first and multiply then.
+struct NextLines {
+  const uint8_t *at = nullptr, *end = nullptr;
+  int64_t each = 0;  // lines for every eight columns of a block of rows
+
+  FEWBIT_QUAD_INLINE void ask() {
+    for (int64_t i = 0; i < each && at < end; ++i, at += 64)
+      _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T1);
+  }
+};
+
 // kRows rows of x with a panel: the sums of each row, in the order of the outputs.
 template <int kRows, bool kGroups>
-FEWBIT_QUAD_TARGET void multiply(const Panel& w, const uint16_t* x, __m512* to) {
+FEWBIT_QUAD_TARGET void multiply(const Panel& w, const uint16_t* x, NextLines& next, __m512* to) {
   __m512 total[std::max(1, kGroups * kRows)][kQuads], sum[kRows][kQuads];
   if constexpr (kGroups)
     for (auto& row : total)
@@ -98,6 +110,7 @@ FEWBIT_QUAD_TARGET void multiply(const Panel& w, const uint16_t* x, __m512* to) 
     for (auto& row : sum)
       for (__m512& s : row) s = _mm512_setzero_ps();
     for (const int64_t end = std::min(w.in, c + w.segment); c < end; c += 8, levels += kPanelOuts * 8, x += kRows * 8) {
+      next.ask();
       __m512bh level[kQuads];
       for (int64_t q = 0; q < kQuads; ++q) level[q] = (__m512bh)_mm512_load_si512(levels + q * 32);
       for (int64_t r = 0; r < kRows; ++r) {
@@ -119,7 +132,7 @@ FEWBIT_QUAD_TARGET void multiply(const Panel& w, const uint16_t* x, __m512* to) 
   }
 }
 
-using Multiply = void (*)(const Panel&, const uint16_t*, __m512*);
+using Multiply = void (*)(const Panel&, const uint16_t*, NextLines&, __m512*);
 template <bool kGroups>
 constexpr Multiply kMultiply[kXRows] = {multiply<1, kGroups>, multiply<2, kGroups>, multiply<3, kGroups>,
                                         multiply<4, kGroups>, multiply<5, kGroups>, multiply<6, kGroups>};
@@ -138,6 +151,15 @@ void few_rows(const TileWeight& w, const QuadLoops& loops, const uint16_t* x, in
   });
 }
 
+// Those of the panel that begins at output o, beside `rows` rows with the panel before it.
+NextLines lines_behind(const TileWeight& w, int64_t o, int64_t rows) {
+  if (!w.rows || o >= w.out) return {};
+  const int64_t lines = std::min(kPanelOuts, w.out - o) * w.row_bytes / 64;
+  const int64_t asks = (rows + kXRows - 1) / kXRows * (w.in / 8);
+  const auto* at = static_cast<const uint8_t*>(w.rows) + o * w.row_bytes;
+  return {.at = at, .end = at + lines * 64, .each = (lines + asks - 1) / asks};
+}
+
 void many_rows(const TileWeight& w, const QuadLoops& loops, const uint16_t* x, int64_t rows, const Output& to) {
   const bool groups = w.scales && w.group < w.in;
   const int64_t per_unit = kPanels * kPanelOuts, units = (w.out + per_unit - 1) / per_unit;
@@ -154,10 +176,11 @@ void many_rows(const TileWeight& w, const QuadLoops& loops, const uint16_t* x, i
       if (count <= 0) break;
       loops.panel(o, levels, scales);
       written();
+      NextLines next = lines_behind(w, o + kPanelOuts, end - first);
       for (int64_t r = first; r < end; r += kXRows) {
         const int64_t n = std::min(kXRows, end - r);
         __m512 sums[kXRows];
-        (groups ? kMultiply<true> : kMultiply<false>)[n - 1](panel, x + r * w.in, sums);
+        (groups ? kMultiply<true> : kMultiply<false>)[n - 1](panel, x + r * w.in, next, sums);
         for (int64_t i = 0; i < n; ++i) store(to, sums[i], r + i, o, count);
       }
     }

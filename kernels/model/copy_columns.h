@@ -1,5 +1,5 @@
 #pragma once
-// copy_columns: columns of one matrix into columns of another.
+// copy_columns: columns of one matrix into columns of another; order_columns: all of them in another order.
 #include "kernels/exec/exec.h"
 namespace fewbit {
 // to[r, to_begin + c] = from[r, from_begin + c] for 0 <= c < cols and every row r. It takes the results of a fused
@@ -12,7 +12,11 @@ struct ColumnGroups {
 namespace cpu {
 void copy_columns(Exec&, ConstTensorView from, int64_t from_begin, TensorView to, int64_t to_begin, int64_t cols,
                   ColumnGroups groups);
-}
+// y[r, i] = x[r, order[i]], on the CPU alone: the inputs of a linear whose columns lie in the order of their groups.
+//   x, y   [rows, n]  f32 | bf16, alike
+//   order  [n]        i32
+void order_columns(Exec&, ConstTensorView x, ConstTensorView order, TensorView y);
+}  // namespace cpu
 namespace cuda {
 void copy_columns(Exec&, ConstTensorView from, int64_t from_begin, TensorView to, int64_t to_begin, int64_t cols,
                   ColumnGroups groups);

@@ -220,6 +220,34 @@ std::string content_hash(const QuantizedLinear& q) {
   return h.hex();
 }
 
+std::optional<Tensor> group_order(const QuantizedLinear& q) {
+  const int64_t in = q.in(), group = q.spec.group_size(in);
+  if (!q.group_of || in % group != 0) return std::nullopt;
+  const int32_t* group_of = q.group_of->as<int32_t>();
+  Tensor order = Tensor::host(DType::i32, {in});
+  std::vector<int64_t> next(static_cast<size_t>(q.groups()));
+  for (size_t g = 0; g < next.size(); ++g) next[g] = static_cast<int64_t>(g) * group;
+  for (int64_t i = 0; i < in; ++i) {
+    const auto g = static_cast<size_t>(group_of[i]);
+    if (next[g] == static_cast<int64_t>(g + 1) * group) return std::nullopt;
+    order.as<int32_t>()[next[g]++] = static_cast<int32_t>(i);
+  }
+  return order;
+}
+
+QuantizedLinear in_group_order(const QuantizedLinear& q, const Tensor& order) {
+  QuantizedLinear ordered = clone(q);
+  ordered.group_of.reset();
+  const int64_t in = q.in();
+  const int32_t* from = order.as<int32_t>();
+  parallel_for(q.out(), 16, [&](int64_t begin, int64_t end) {
+    for (int64_t o = begin; o < end; ++o)
+      for (int64_t i = 0; i < in; ++i)
+        ordered.codes.as<uint8_t>()[o * in + i] = q.codes.as<uint8_t>()[o * in + from[i]];
+  });
+  return ordered;
+}
+
 QuantizedLinear clone(const QuantizedLinear& q) {
   QuantizedLinear c;
   c.spec = q.spec;

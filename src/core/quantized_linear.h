@@ -111,4 +111,10 @@ std::string content_hash(const QuantizedLinear& q);
 
 QuantizedLinear clone(const QuantizedLinear& q);
 
+// The columns of a linear in act-order, [in] i32, so that those of a group stand side by side in their own order.
+// Nothing where q is not in act-order or a group has another number of columns than spec.group.
+std::optional<Tensor> group_order(const QuantizedLinear& q);
+// The same linear with its columns in that order, and no group_of.
+QuantizedLinear in_group_order(const QuantizedLinear& q, const Tensor& order);
+
 }  // namespace fewbit

@@ -9,6 +9,7 @@
 #include "formats/packing.h"
 #include "formats/stored_bytes.h"
 #include "kernels/model/cast.h"
+#include "kernels/model/copy_columns.h"
 #include "kernels/model/norm.h"
 #include "kernels/products/blocks/block_gemm.h"
 #include "kernels/products/blocks/block_int8.h"
@@ -22,6 +23,7 @@
 #include "src/core/half.h"
 #include "src/core/overloaded.h"
 #include "src/run/fused.h"
+#include "src/run/gguf/fp8_strips.h"
 #include "src/run/gguf/gguf_linear.h"
 #include "src/run/gguf/int8_inputs.h"
 #include "src/run/plan/linear_form.h"
@@ -77,8 +79,14 @@ Tensor pack_nibbles(const QuantizedLinear& q) {
   return t;
 }
 
-Linear row_linear(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, DType dtype) {
+Linear row_linear(Exec& ex, const QuantizedLinear& linear, ConstTensorView bias, DType dtype) {
   RowLinear r;
+  std::optional<QuantizedLinear> ordered;
+  if (std::optional<Tensor> order = group_order(linear)) {
+    ordered = in_group_order(linear, *order);
+    r.order = std::move(*order);
+  }
+  const QuantizedLinear& q = ordered ? *ordered : linear;
   r.bits = q.spec.bits;
   r.out = q.out();
   r.in = q.in();
@@ -127,6 +135,14 @@ std::string note_of_codes(const Exec& ex, DType codes) {
 // Whether integers that this device multiplies as Marlin has them are to be brought into its widths.
 bool takes_marlin(const Exec& ex, const QuantSpec& spec) {
   return ex.on_cuda() && spec.grid == Grid::integer && spec.activations == ActQuant::none;
+}
+
+// x with its columns as a linear in act-order has them; nothing where there is no order.
+Tensor in_order(Exec& ex, ConstTensorView x, const Tensor& order) {
+  if (order.empty()) return {};
+  Tensor y = ex.alloc(x.dtype, x.shape);
+  cpu::order_columns(ex, x, order, y);
+  return y;
 }
 
 // The values of the codes; in f32 where the input is rounded to 8 bits, as form_of() has it.
@@ -202,8 +218,10 @@ Linear make_linear(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, con
     if (note) note->clear();
     return strip_linear(ex, q, upload_as(ex, bias, o.dtype), o.acts);
   }
-  return o.weights == Weights::reference ? dequantized(ex, q, bias, o.dtype)
-                                         : make_linear(ex, q, bias, o.dtype, note, o.expert);
+  if (o.weights == Weights::reference) return dequantized(ex, q, bias, o.dtype);
+  Linear linear = make_linear(ex, q, bias, o.dtype, note, o.expert);
+  ByteLinear* bytes = std::get_if<ByteLinear>(&linear);
+  return bytes ? fp8_linear(ex, std::move(*bytes), o) : std::move(linear);
 }
 
 Linear load_linear(Exec& ex, const Checkpoint& c, const NamedLinear& l, const LoadOptions& o, std::string* note) {
@@ -234,10 +252,12 @@ Linear load_linear(Exec& ex, const Checkpoint& c, const NamedLinear& l, const Lo
     if (const auto stored = stored_bytes(*format.packing, l.name, format.spec, l.out, l.in, c.source())) {
       const RowQuant input = *byte_input(format.spec, l.in, stored->input_scale);
       if (note) *note = note_of_codes(ex, input.codes);
-      return ByteLinear{.codes = ex.to_device(stored->codes),
-                        .scales = output_scales(ex, stored->scales, format.spec.out_group, l.out),
-                        .bias = upload_as(ex, bias, o.dtype),
-                        .input = input};
+      return fp8_linear(ex,
+                        {.codes = ex.to_device(stored->codes),
+                         .scales = output_scales(ex, stored->scales, format.spec.out_group, l.out),
+                         .bias = upload_as(ex, bias, o.dtype),
+                         .input = input},
+                        o);
     }
   }
   return make_linear(ex, c.unpack(l.name, l.out, l.in), bias, o, note);
@@ -254,7 +274,8 @@ void apply(Exec& ex, const Linear& linear, ConstTensorView x, TensorView y) {
                  },
                  [&](const MarlinLinear& l) { marlin_gemm(ex, x, view_of(l), l.bias, y); },
                  [&](const RowLinear& l) {
-                   cpu::row_gemm(ex, x,
+                   const Tensor ordered = in_order(ex, x, l.order);
+                   cpu::row_gemm(ex, l.order.empty() ? x : ordered.view(),
                                  {.codes = l.codes,
                                   .scales = l.scales,
                                   .zeros = l.zeros,
@@ -269,7 +290,10 @@ void apply(Exec& ex, const Linear& linear, ConstTensorView x, TensorView y) {
                    byte_gemms(ex, x, l.input, std::span(&product, 1));
                  },
                  [&](const GgufLinear& l) {
-                   (l.acts == ActsType::int8 ? block_int8 : block_bf16)(ex, x, view_of(l), l.bias, y);
+                   if (l.input) return fp8_strip_gemm(ex, l, x, y);
+                   const Tensor ordered = in_order(ex, x, l.order);
+                   const BlockProduct product = l.acts == ActsType::int8 ? block_int8 : block_bf16;
+                   product(ex, l.order.empty() ? x : ordered.view(), view_of(l), l.bias, y);
                  },
                  [&](const Fp4Linear& l) {
                    const Fp4View view = view_of(l);

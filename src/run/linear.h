@@ -32,6 +32,7 @@ struct MarlinLinear {  // the checkpoint's bytes as they lie (kernels/products/m
 MarlinView view_of(const MarlinLinear&);
 struct RowLinear {  // the CPU's own layout (kernels/products/row_gemm.h)
   Tensor codes{}, scales{}, zeros{}, group_of{}, bias{};
+  Tensor order{};  // [in] i32: the columns of x in the order of the codes' (in_group_order()), or empty
   int bits = 4;
   int64_t out = 0, in = 0, group = 128;
 };
@@ -42,14 +43,16 @@ struct ByteLinear {
   Tensor bias{};
   RowQuant input{};  // to 8 bits too; of FP8 also kUnrounded
 };
-// Blocks of a .gguf file on the CPU, or packed integers in their layout: inputs in bf16
+// Blocks of a .gguf file on the CPU, or packed integers and FP8 in their layout: inputs in bf16
 // (kernels/products/blocks/block_gemm.h) or rounded to int8 (kernels/products/blocks/block_int8.h)
 struct GgufLinear {
   Tensor strips{}, bias{};
+  Tensor order{};  // as RowLinear's
   const BlockForm* form = nullptr;
   std::string type{};  // "q4_k"; "row4", "row4 x int8" of packed integers
   int64_t out = 0, in = 0;
   ActsType acts = ActsType::bf16;
+  std::optional<RowQuant> input{};  // of FP8 whose checkpoint rounds x (src/run/gguf/fp8_strips.h)
 };
 BlockView view_of(const GgufLinear&);
 // An expert in MXFP4 on a GPU, as it is stored: few tokens multiply its codes (kernels/decode/few_experts.h), many its

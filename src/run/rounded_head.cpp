@@ -10,6 +10,7 @@
 #include "kernels/quantize/choose_scales.h"
 #include "kernels/quantize/round_to_grid.h"
 #include "src/core/names.h"
+#include "src/run/gguf/fp8_strips.h"
 
 namespace fewbit {
 namespace {
@@ -33,7 +34,7 @@ void for_rows(Exec& ex, const Checkpoint& c, const NamedLinear& l, const F& f) {
   }
 }
 
-Linear fp8_head(Exec& ex, const Checkpoint& c, const NamedLinear& l) {
+Linear fp8_head(Exec& ex, const Checkpoint& c, const NamedLinear& l, const LoadOptions& o) {
   ByteLinear h{.codes = ex.alloc(DType::f8_e4m3, {l.out, l.in}),
                .scales = ex.alloc(DType::f32, {l.out}),
                .bias = {},
@@ -47,7 +48,7 @@ Linear fp8_head(Exec& ex, const Checkpoint& c, const NamedLinear& l) {
         ex, w,
         {.codes = bytes.row_range(first, end), .scales = scales, .grid = Grid::f8_e4m3, .bits = 8, .group = l.in});
   });
-  return h;
+  return fp8_linear(ex, std::move(h), o);
 }
 
 // Calls f(first output, codes, scales) for runs of rows, all on the device.
@@ -99,7 +100,7 @@ std::string refuses_head(const Exec& ex, const Checkpoint& c, const NamedLinear&
 }
 
 Linear rounded_head(Exec& ex, const Checkpoint& c, const NamedLinear& l, const LoadOptions& o) {
-  return o.head == HeadType::fp8 ? fp8_head(ex, c, l) : int4_head(ex, c, l, o);
+  return o.head == HeadType::fp8 ? fp8_head(ex, c, l, o) : int4_head(ex, c, l, o);
 }
 
 }  // namespace fewbit

@@ -212,6 +212,24 @@ TEST(QuantizedLinear, CloneIsEqualAndItsOwn) {
   EXPECT_NE(content_hash(scaled), content_hash(q));
 }
 
+TEST(GroupOrder, PutsTheColumnsOfAGroupSideBySide) {
+  QuantizedLinear q = small();
+  EXPECT_FALSE(group_order(q));
+  q.group_of = host<int32_t>(DType::i32, {4}, {1, 0, 1, 0});
+  const std::optional<Tensor> order = group_order(q);
+  ASSERT_TRUE(order);
+  const std::vector<int32_t> found(order->as<int32_t>(), order->as<int32_t>() + 4);
+  EXPECT_EQ(found, (std::vector<int32_t>{1, 3, 0, 2}));
+  const QuantizedLinear ordered = in_group_order(q, *order);
+  EXPECT_FALSE(ordered.group_of);
+  const Tensor before = dequantize_reference(q), after = dequantize_reference(ordered);
+  for (size_t o = 0; o < 2; ++o)
+    for (size_t i = 0; i < 4; ++i)
+      EXPECT_EQ(after.as<float>()[o * 4 + i], before.as<float>()[o * 4 + static_cast<size_t>(found[i])]) << o << i;
+  q.group_of = host<int32_t>(DType::i32, {4}, {1, 1, 1, 0});
+  EXPECT_FALSE(group_order(q)) << "a group of three columns and one of one";
+}
+
 TEST(RepresentableScale, KeepsTheSignAndIsNeverZero) {
   for (DType d : {DType::f16, DType::bf16, DType::f32})
     for (float s : {0.f, -0.f, 1e-30f, -1e-42f, 0.1f, -0.1f, 1e6f}) {

@@ -45,6 +45,22 @@ TEST(Int8Inputs, PackedIntegersMeetTheRoundedRows) {
       }
 }
 
+TEST(Int8Inputs, StripsTakeColumnsInActOrder) {
+  Exec ex = Exec::cpu();
+  const int64_t out = 45, in = 512, rows = 5;
+  const Tensor x = random_normal(DType::bf16, {rows, in}, 1);
+  for (const int bits : {3, 4, 8})
+    for (const int64_t group : {32, 128}) {
+      QuantizedLinear q = random_codes(bits, group, false, out, in);
+      q.group_of = Tensor::host(DType::i32, {in});
+      for (int64_t i = 0; i < in; ++i) q.group_of->as<int32_t>()[i] = static_cast<int32_t>(i * 5 % q.groups());
+      const Tensor y = poisoned(ex, DType::f32, {rows, out}), truth = poisoned(ex, DType::f32, {rows, out});
+      apply(ex, strip_linear(ex, q, {}, ActsType::bf16), x, y);
+      apply(ex, make_dense(ex, dequantize_reference(q), {}, DType::f32), to_f32(x), truth);
+      EXPECT_LE(relative_error(y, truth), tol::kF32Product) << bits << " bits, groups of " << group;
+    }
+}
+
 TEST(Int8Inputs, AreRefusedWhereThereIsNoProduct) {
   EXPECT_EQ(refuses_int8_inputs({.bits = 4, .group = 128}, 512, false), "");
   EXPECT_NE(refuses_int8_inputs({.bits = 4, .group = 128}, 512, true), "");

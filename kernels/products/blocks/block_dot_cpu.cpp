@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <utility>
 
 #include "kernels/cpu/x86_loops.h"
 #include "src/core/half.h"
@@ -22,29 +23,31 @@ constexpr int kPairs = kChunkCols / 2;
 // strip's scales lie behind the codes of the strip before it.
 constexpr int64_t kAheadBytes = 8192;
 
+// Of 8 bits the bytes of the bf16 of magnitudes 0 to 127, the low ones first.
+struct ByteTable {
+  alignas(64) uint8_t bytes[2][128];
+  explicit ByteTable(bool e4m3) {
+    for (int i = 0; i < 128; ++i) {
+      const uint16_t value = bf16(e4m3 ? f8_e4m3_to_f32(static_cast<uint8_t>(i)) : static_cast<float>(i)).bits;
+      bytes[0][i] = static_cast<uint8_t>(value);
+      bytes[1][i] = static_cast<uint8_t>(value >> 8);
+    }
+  }
+};
+const ByteTable kWholeNumbers(false), kE4m3(true);
+
 // The levels of codes of up to 6 bits as bf16, over and over: what a wider index has above its code does not matter.
 struct LevelTable {
   alignas(64) uint16_t words[64];
-  explicit LevelTable(const BlockForm& f) {
+  const ByteTable& bytes;
+  bool has_least;  // 0x80 is -128
+  explicit LevelTable(const BlockForm& f) : bytes(f.e4m3 ? kE4m3 : kWholeNumbers), has_least(!f.e4m3) {
     for (int i = 0; f.bits < 8 && i < 64; ++i) {
       const float level = f.levels[static_cast<size_t>(i & ((1 << f.bits) - 1))];  // exact in bf16
       words[i] = static_cast<uint16_t>(std::bit_cast<uint32_t>(level) >> 16);
     }
   }
 };
-
-// Of 8 bits the bytes of the bf16 of magnitudes 0 to 127, the low ones first.
-struct ByteTable {
-  alignas(64) uint8_t bytes[2][128];
-  ByteTable() {
-    for (int i = 0; i < 128; ++i) {
-      const uint16_t value = bf16(static_cast<float>(i)).bits;
-      bytes[0][i] = static_cast<uint8_t>(value);
-      bytes[1][i] = static_cast<uint8_t>(value >> 8);
-    }
-  }
-};
-const ByteTable kBytes;
 
 // Makes the levels of 32 columns of kStrips strips from their codes and gives them to take(pair, levels), in order.
 template <int kBits>
@@ -91,10 +94,11 @@ struct Levels {
 template <>
 struct Levels<8> {
   __m512i low[2], high[2];
-  FEWBIT_BLOCK_INLINE explicit Levels(const LevelTable&) {
+  __mmask64 least_counts;
+  FEWBIT_BLOCK_INLINE explicit Levels(const LevelTable& t) : least_counts(t.has_least ? ~__mmask64{0} : 0) {
     for (int i = 0; i < 2; ++i) {
-      low[i] = _mm512_load_si512(kBytes.bytes[0] + 64 * i);
-      high[i] = _mm512_load_si512(kBytes.bytes[1] + 64 * i);
+      low[i] = _mm512_load_si512(t.bytes.bytes[0] + 64 * i);
+      high[i] = _mm512_load_si512(t.bytes.bytes[1] + 64 * i);
     }
   }
   template <int kStrips, class Take>
@@ -107,7 +111,7 @@ struct Levels<8> {
         const __m512i code = _mm512_loadu_si512(codes[i] + kNextLine * j);
         const __m512i lower = _mm512_permutex2var_epi8(low[0], code, low[1]);
         __m512i upper = _mm512_permutex2var_epi8(high[0], code, high[1]);
-        upper = _mm512_mask_mov_epi8(upper, _mm512_cmpeq_epi8_mask(code, sign), least);
+        upper = _mm512_mask_mov_epi8(upper, _mm512_mask_cmpeq_epi8_mask(least_counts, code, sign), least);
         upper = _mm512_ternarylogic_epi64(upper, code, sign, 0xf8);  // upper | (code & sign)
         first[i] = _mm512_unpacklo_epi8(lower, upper);
         second[i] = _mm512_unpackhi_epi8(lower, upper);
@@ -126,120 +130,80 @@ FEWBIT_BLOCK_INLINE __m512 with_group(__m512 total, __m512 sum, const float* sca
   return minimum ? _mm512_fmadd_ps(_mm512_loadu_ps(minimum), _mm512_set1_ps(of_x), total) : total;
 }
 
-// A tile of kRows rows with kHalves halves from `half` on, whose levels come from codes.
-template <int kBits, int kGroup, int kRows, int kHalves, bool kMinima>
-FEWBIT_BLOCK_TARGET void from_codes(const StripRef& w, const LevelTable& table, int half, const PackedRows& x,
-                                    int64_t first, float* sums) {
-  constexpr int kGroupPairs = kGroup / 2;
+// A tile of kRows rows with both halves, whose levels come from codes.
+template <int kBits, int kGroup, int kRows, bool kMinima>
+FEWBIT_BLOCK_TARGET void from_codes(const StripRef& w, const LevelTable& table, const PackedRows& x, int64_t first,
+                                    float* sums) {
+  constexpr int kHalves = 2;
+  constexpr int kChunks = std::max<int>(1, kGroup / kChunkCols);  // of a group
+  constexpr int kPart = std::min<int>(kGroup / 2, kPairs);        // pairs of a group in a chunk
   constexpr int64_t kChunk = kNextLine * kBits;
   const Levels<kBits> levels(table);
   const int64_t groups = x.in / kGroup;
   const uint8_t* codes[kHalves];
-  for (int i = 0; i < kHalves; ++i) codes[i] = w.bytes + w.form.heads_bytes(x.in) + (half + i) * kLineBytes;
-  const float *scales = w.scales + half * groups * kLanes, *minima = w.minima + half * groups * kLanes;
+  for (int i = 0; i < kHalves; ++i) codes[i] = w.bytes + w.form.heads_bytes(x.in) + i * kLineBytes;
   const uint32_t* xs = x.pairs + first * (x.in / 2);
   __m512 total[kRows][kHalves], sum[kRows][kHalves];
-  for (auto& of_row : total)
-    for (__m512& t : of_row) t = _mm512_setzero_ps();
+  for (int r = 0; r < kRows; ++r)
+    for (int i = 0; i < kHalves; ++i) total[r][i] = sum[r][i] = _mm512_setzero_ps();
   int64_t g = 0;
-  while (g < groups) {  // a line of codes has one group or several
-    for (int line = 0; line < kHalves * kBits; ++line)
-      _mm_prefetch(reinterpret_cast<const char*>(codes[0]) + kAheadBytes + kLineBytes * line, _MM_HINT_T1);
-    levels.each(codes, [&](int p, const __m512i(&level)[kHalves]) FEWBIT_BLOCK_TARGET {
+  const auto end_group = [&]() FEWBIT_BLOCK_TARGET __attribute__((always_inline)) {
+    // Here the products of the group end, says this to GCC, which otherwise goes row by row and keeps all of x on the
+    // stack.
+    if constexpr (kMinima && kPart == kPairs)
+      for (auto& of_row : sum) asm volatile("" : "+v"(of_row[0]), "+v"(of_row[1]));
+    for (int i = 0; i < kHalves; ++i)
       for (int r = 0; r < kRows; ++r) {
-        const __m512bh both = pair_of(xs[p * kRows + r]);
-        for (int i = 0; i < kHalves; ++i)
-          sum[r][i] =
-              _mm512_dpbf16_ps(p % kGroupPairs == 0 ? _mm512_setzero_ps() : sum[r][i], (__m512bh)level[i], both);
+        total[r][i] = with_group(total[r][i], sum[r][i], w.scales + (i * groups + g) * w.step,
+                                 kMinima ? w.minima + (i * groups + g) * w.step : nullptr,
+                                 kMinima ? x.sums[(first + r) * groups + g] : 0);
+        sum[r][i] = _mm512_setzero_ps();
       }
-      if ((p + 1) % kGroupPairs != 0) return;
-      for (int i = 0; i < kHalves; ++i)
-        for (int r = 0; r < kRows; ++r)
-          total[r][i] = with_group(total[r][i], sum[r][i], scales + (i * groups + g) * kLanes,
-                                   kMinima ? minima + (i * groups + g) * kLanes : nullptr,
-                                   kMinima ? x.sums[(first + r) * groups + g] : 0);
-      ++g;
-    });
-    for (int i = 0; i < kHalves; ++i) codes[i] += kChunk;
-    xs += kPairs * kRows;
+    ++g;
+  };
+  while (g < groups) {
+    for (int chunk = 0; chunk < kChunks; ++chunk, xs += kPairs * kRows) {
+      for (int line = 0; line < kHalves * kBits; ++line)
+        _mm_prefetch(reinterpret_cast<const char*>(codes[0]) + kAheadBytes + kLineBytes * line, _MM_HINT_T1);
+      levels.each(codes, [&](int p, const __m512i(&level)[kHalves]) FEWBIT_BLOCK_TARGET {
+        for (int r = 0; r < kRows; ++r) {
+          const __m512bh both = pair_of(xs[p * kRows + r]);
+          for (int i = 0; i < kHalves; ++i) sum[r][i] = _mm512_dpbf16_ps(sum[r][i], (__m512bh)level[i], both);
+        }
+        if (kPart < kPairs && (p + 1) % kPart == 0) end_group();
+      });
+      for (int i = 0; i < kHalves; ++i) codes[i] += kChunk;
+    }
+    if (kPart == kPairs) end_group();
   }
   for (int r = 0; r < kRows; ++r)
-    for (int i = 0; i < kHalves; ++i) _mm512_storeu_ps(sums + ((first + r) * 2 + half + i) * kLanes, total[r][i]);
+    for (int i = 0; i < kHalves; ++i) _mm512_storeu_ps(sums + ((first + r) * kHalves + i) * kLanes, total[r][i]);
 }
 
-// The same of levels that lie in memory.
-template <int kGroup, int kRows>
-FEWBIT_BLOCK_TARGET void from_levels(const StripRef& w, const uint16_t* levels, const PackedRows& x, int64_t first,
-                                     float* sums) {
-  constexpr int kGroupPairs = kGroup / 2;
-  const int64_t groups = x.in / kGroup;
-  const uint16_t* of_half[2] = {levels, levels + x.in * kLanes};
-  const uint32_t* xs = x.pairs + first * (x.in / 2);
-  alignas(64) float total[kRows][2][kLanes] = {};
-  for (int64_t g = 0; g < groups; ++g) {
-    __m512 sum[kRows][2];
-    for (auto& of_row : sum) of_row[0] = of_row[1] = _mm512_setzero_ps();
-    for (int64_t p = g * kGroupPairs; p < (g + 1) * kGroupPairs; ++p, xs += kRows) {
-      const auto a = (__m512bh)_mm512_load_si512(of_half[0] + p * 2 * kLanes),
-                 b = (__m512bh)_mm512_load_si512(of_half[1] + p * 2 * kLanes);
-      for (int r = 0; r < kRows; ++r) {
-        const __m512bh both = pair_of(xs[r]);
-        sum[r][0] = _mm512_dpbf16_ps(sum[r][0], a, both);
-        sum[r][1] = _mm512_dpbf16_ps(sum[r][1], b, both);
-      }
+// Calls tile<rows>(first) for tiles [begin, end) of a pass.
+template <int kMost, class F>
+void for_tiles(int64_t rows, int64_t begin, int64_t end, const F& tile) {
+  const int64_t tiles = (rows + kMost - 1) / kMost;
+  for (int64_t t = begin; t < end; ++t) {
+    const int64_t first = rows * t / tiles, count = rows * (t + 1) / tiles - first;
+    [&]<int... kRows>(std::integer_sequence<int, kRows...>) {
+      ((count == kRows + 1 ? tile.template operator()<kRows + 1>(first) : void()), ...);
     }
-    for (int i = 0; i < 2; ++i)
-      for (int r = 0; r < kRows; ++r)
-        _mm512_store_ps(total[r][i],
-                        with_group(_mm512_load_ps(total[r][i]), sum[r][i], w.scales + (i * groups + g) * kLanes,
-                                   x.sums ? w.minima + (i * groups + g) * kLanes : nullptr,
-                                   x.sums ? x.sums[(first + r) * groups + g] : 0));
+    (std::make_integer_sequence<int, kMost>());
   }
-  std::memcpy(sums + first * 2 * kLanes, total, sizeof total);
 }
-
-// Calls tile<rows>(first) for the tiles of a pass: of a few rows powers of two, of many as many as the registers hold.
-template <class F>
-void for_tiles(int64_t rows, const F& tile) {
-  int64_t r = 0;
-  if (rows > kFewRows) {
-    for (; r + 12 <= rows; r += 12) tile.template operator()<12>(r);
-    for (; r + 6 <= rows; r += 6) tile.template operator()<6>(r);
-    for (; r + 3 <= rows; r += 3) tile.template operator()<3>(r);
-    for (; r < rows; ++r) tile.template operator()<1>(r);
-    return;
-  }
-  if (r + 8 <= rows) tile.template operator()<8>(r), r += 8;
-  if (r + 4 <= rows) tile.template operator()<4>(r), r += 4;
-  if (r + 2 <= rows) tile.template operator()<2>(r), r += 2;
-  if (r < rows) tile.template operator()<1>(r);
-}
+// tile_rows()
+template <int kBits, int kGroup, bool kMinima>
+constexpr int kTileRows = kMinima                       ? 4
+                          : kBits == 8 && kGroup == 128 ? 8
+                                                        : 6;
 
 template <int kBits, int kGroup, bool kMinima>
 void all_from_codes(const StripRef& w, const PackedRows& x, float* sums) {
   const LevelTable table(w.form);
-  for_tiles(x.rows, [&]<int kRows>(int64_t first) {
-    if constexpr (kRows <= 4) {
-      from_codes<kBits, kGroup, kRows, 2, kMinima>(w, table, 0, x, first, sums);
-    } else if constexpr (kRows == 8) {  // the sums of one half fill half of the registers
-      for (int half = 0; half < 2; ++half) from_codes<kBits, kGroup, kRows, 1, kMinima>(w, table, half, x, first, sums);
-    }
+  for_tiles<kTileRows<kBits, kGroup, kMinima>>(x.rows, 0, row_tiles(w.form, x.rows), [&]<int kRows>(int64_t first) {
+    from_codes<kBits, kGroup, kRows, kMinima>(w, table, x, first, sums);
   });
-}
-
-template <int kBits>
-FEWBIT_BLOCK_TARGET void levels_of(const StripRef& w, int64_t in, uint16_t* to) {
-  const LevelTable table(w.form);
-  const Levels<kBits> levels(table);
-  const uint8_t* first = w.bytes + w.form.heads_bytes(in);
-  const uint8_t* codes[2] = {first, first + kLineBytes};
-  for (int64_t c = 0; c < in / kChunkCols; ++c, to += kChunkCols * kLanes) {
-    levels.each(codes, [&](int p, const __m512i(&level)[2]) FEWBIT_BLOCK_TARGET {
-      _mm512_store_si512(to + p * 2 * kLanes, level[0]);
-      _mm512_store_si512(to + in * kLanes + p * 2 * kLanes, level[1]);
-    });
-    for (const uint8_t*& at : codes) at += kNextLine * kBits;
-  }
 }
 
 FEWBIT_BLOCK_INLINE __m512 halves_at(const uint8_t* at) {
@@ -284,6 +248,8 @@ FEWBIT_BLOCK_TARGET void scales_of(const BlockForm& f, int64_t blocks, const uin
 template <class F>
 void for_form(const BlockForm& f, const F& call) {
   const auto with_group = [&]<int kBits>() {
+    if constexpr (kBits == 4 || kBits == 8)
+      if (f.group == 128) return call.template operator()<kBits, 128>();
     f.group == 16 ? call.template operator()<kBits, 16>() : call.template operator()<kBits, 32>();
   };
   switch (f.bits) {
@@ -311,23 +277,28 @@ bool has_block_dots() {
   return has;
 }
 
-void pack_rows(ConstTensorView x, int64_t first, int64_t rows, uint32_t* pairs) {
+void pack_rows(const BlockForm& f, ConstTensorView x, int64_t first, int64_t rows, int64_t begin, int64_t end,
+               uint32_t* pairs) {
   const int64_t half = x.cols() / 2;
-  for_tiles(rows, [&]<int kRows>(int64_t tile) {
+  const auto pack = [&]<int kRows>(int64_t tile) {
     const bf16* from = x.as<bf16>() + (first + tile) * 2 * half;
     uint32_t* to = pairs + tile * half;
     for (int64_t p = 0; p < half; ++p)
       for (int64_t r = 0; r < kRows; ++r) std::memcpy(to++, from + r * 2 * half + 2 * p, sizeof *to);
-  });
+  };
+  switch (tile_rows(f)) {
+    case 4:
+      return for_tiles<4>(rows, begin, end, pack);
+    case 6:
+      return for_tiles<6>(rows, begin, end, pack);
+    default:
+      return for_tiles<8>(rows, begin, end, pack);
+  }
 }
 
 void dot_scales(const BlockForm& f, int64_t in, const uint8_t* strip, float* scales, float* minima) {
   if (f.scale == BlockScale::power || f.scale == BlockScale::wide) return strip_scales(f, in, strip, scales, minima);
   scales_of(f, 2 * (in / f.columns), strip, scales, minima);
-}
-
-void strip_levels(const StripRef& w, int64_t in, uint16_t* levels) {
-  for_form(w.form, [&]<int kBits, int>() { levels_of<kBits>(w, in, levels); });
 }
 
 void code_dots(const StripRef& w, const PackedRows& x, float* sums) {
@@ -336,21 +307,14 @@ void code_dots(const StripRef& w, const PackedRows& x, float* sums) {
   });
 }
 
-void level_dots(const StripRef& w, const uint16_t* levels, const PackedRows& x, float* sums) {
-  for_tiles(x.rows, [&]<int kRows>(int64_t first) {
-    w.form.group == 16 ? from_levels<16, kRows>(w, levels, x, first, sums)
-                       : from_levels<32, kRows>(w, levels, x, first, sums);
-  });
-}
-
 #else
 
 bool has_block_dots() { return false; }
-void pack_rows(ConstTensorView, int64_t, int64_t, uint32_t*) { bug("no vector loops on this machine"); }
+void pack_rows(const BlockForm&, ConstTensorView, int64_t, int64_t, int64_t, int64_t, uint32_t*) {
+  bug("no vector loops on this machine");
+}
 void dot_scales(const BlockForm&, int64_t, const uint8_t*, float*, float*) { bug("no vector loops on this machine"); }
-void strip_levels(const StripRef&, int64_t, uint16_t*) { bug("no vector loops on this machine"); }
 void code_dots(const StripRef&, const PackedRows&, float*) { bug("no vector loops on this machine"); }
-void level_dots(const StripRef&, const uint16_t*, const PackedRows&, float*) { bug("no vector loops on this machine"); }
 
 #endif
 

@@ -20,7 +20,10 @@ void block_gemm(Exec&, ConstTensorView x, const BlockView& w, ConstTensorView bi
 // The loops that multiply, the best one last, and the best that this machine has; another one is asked for by tests.
 enum class BlockLoops : uint8_t { plain, avx2, avx512 };
 BlockLoops block_loops();
-void block_gemm(Exec&, ConstTensorView x, const BlockView& w, ConstTensorView bias, TensorView y, BlockLoops);
+inline bool takes(BlockLoops loops, const BlockForm& f) { return !f.e4m3 || loops != BlockLoops::avx2; }
+// row_scales: f32 [rows] that multiply the sums of a row before the bias is added, or null.
+void block_gemm(Exec&, ConstTensorView x, const BlockView& w, ConstTensorView bias, TensorView y, BlockLoops,
+                const float* row_scales = nullptr);
 
 // rows [ids, in] f32 | bf16 = the values of outputs `ids` (i32 [ids], in [0, out)) times `scale`: an embedding.
 void block_rows(Exec&, ConstTensorView ids, const BlockView& w, float scale, TensorView rows);

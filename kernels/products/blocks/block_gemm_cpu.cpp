@@ -1,5 +1,5 @@
-// Strip by strip: its scales are made first, then few rows meet codes that become levels in registers, many rows levels
-// that lie in memory once for all of them. plain_strip() is the readable truth, and what runs on other machines.
+// Strip by strip: its scales are made first, then rows of x meet codes that become levels on the way. plain_strip() is
+// the readable truth, and what runs on other machines.
 #include "kernels/products/blocks/block_gemm.h"
 
 #include <algorithm>
@@ -41,19 +41,23 @@ FEWBIT_HOT void add_minima(const float* minima, float sum, float* total) {
 
 namespace {
 
-constexpr int64_t kRowsInCache = 480;  // of a prompt, whose sums with two strips are kept; a multiple of a tile's rows
+constexpr int64_t kRowsInCache = 480;  // of a prompt, whose sums with a strip are kept; a multiple of a tile's rows
+
+constexpr int64_t kShortRows = 8;  // with more a strip is work enough for a thread to take
 
 struct Product {
   ConstTensorView x, bias;
   const BlockView& w;
   TensorView y;
+  const float* row_scales;
   int64_t groups;
-  // [rows][groups] where there are minima; of the loop in AVX2 always, [rows][in / wide_group()]
+  // [rows][groups] where there are minima; of the loop in AVX2 always
   const float* group_sums = nullptr;
 
   // Sums of a strip, [rows][32], to rows of y from `row` on.
-  void store(const float* sums, int64_t strip, int64_t row, int64_t rows) const {
+  void store(float* sums, int64_t strip, int64_t row, int64_t rows) const {
     const int64_t o = strip * kStripOuts, end = std::min(w.out, o + kStripOuts);
+    for (int64_t i = 0; row_scales && i < rows * kStripOuts; ++i) sums[i] *= row_scales[row + i / kStripOuts];
     for (int64_t r = 0; r < rows; ++r) store_row(sums + r * kStripOuts, bias, o, end, y, row + r);
   }
 };
@@ -76,6 +80,7 @@ void plain_strip(const Product& p, const float* x, int64_t strip) {
   const int64_t rows = p.x.rows(), in = p.w.in;
   const StripRoom room(p, kChunkCols * kLanes);
   strip_scales(f, in, p.w.strip(strip), room.scales, room.minima);
+  const int64_t part = std::min<int64_t>(f.group, kChunkCols);
   float* totals = scratch(Scratch::y, rows * kStripOuts);
   std::fill_n(totals, rows * kStripOuts, 0.f);
   const uint8_t* first = p.w.strip(strip) + f.heads_bytes(in);
@@ -83,22 +88,35 @@ void plain_strip(const Product& p, const float* x, int64_t strip) {
     const int64_t half = at / kChunkCols % 2, c = (at / kChunkCols - half) / 2 * kChunkCols;
     chunk_levels(f, first + c / kChunkCols * f.chunk_bytes() + half * kLineBytes, room.more);
     for (int64_t r = 0; r < rows; ++r)
-      for (int64_t i = 0; i < kChunkCols; i += f.group) {
+      for (int64_t i = 0; i < kChunkCols; i += part) {
         const int64_t g = (c + i) / f.group, scale = (half * p.groups + g) * kLanes;
         float* total = totals + r * kStripOuts + half * kLanes;
-        hot::add_group(room.more + i * kLanes, x + r * in + c + i, f.group, room.scales + scale, total);
-        if (f.minima) hot::add_minima(room.minima + scale, p.group_sums[r * p.groups + g], total);
+        hot::add_group(room.more + i * kLanes, x + r * in + c + i, part, room.scales + scale, total);
+        if (f.minima && (c + i) % f.group == 0)
+          hot::add_minima(room.minima + scale, p.group_sums[r * p.groups + g], total);
       }
   }
   p.store(totals, strip, 0, rows);
 }
 
+// A strip for the vector loops, its scales in scratch memory of this thread, or where they lie if a block is a group.
+StripRef strip_of(const Product& p, int64_t strip) {
+  const BlockForm& f = *p.w.form;
+  const uint8_t* bytes = p.w.strip(strip);
+  if (f.scale == BlockScale::wide && f.group == f.columns) {
+    const auto* heads = reinterpret_cast<const float*>(bytes);
+    const int64_t step = f.minima ? 2 * kLanes : kLanes;
+    return {.form = f, .bytes = bytes, .scales = heads, .minima = heads + kLanes, .step = step};
+  }
+  const StripRoom room(p, 0);
+  fast_scales()(f, p.w.in, bytes, room.scales, room.minima);
+  return {.form = f, .bytes = bytes, .scales = room.scales, .minima = room.minima};
+}
+
 // The same by the loop in AVX2; x as that reads it.
 void wide_strip(const Product& p, const float* x, int64_t strip) {
   const int64_t rows = p.x.rows(), in = p.w.in;
-  const StripRoom room(p, 0);
-  fast_scales()(*p.w.form, in, p.w.strip(strip), room.scales, room.minima);
-  const StripRef ref{.form = *p.w.form, .bytes = p.w.strip(strip), .scales = room.scales, .minima = room.minima};
+  const StripRef ref = strip_of(p, strip);
   float* sums = scratch(Scratch::y, std::min(rows, kRowsInCache) * kStripOuts);
   for (int64_t first = 0; first < rows; first += kRowsInCache) {
     const int64_t count = std::min(kRowsInCache, rows - first);
@@ -106,7 +124,7 @@ void wide_strip(const Product& p, const float* x, int64_t strip) {
                         .rows = count,
                         .all = rows,
                         .in = in,
-                        .sums = p.group_sums + first * (in / wide_group(*p.w.form))};
+                        .sums = p.group_sums + first * p.groups};
     wide_dots(ref, part, sums);
     p.store(sums, strip, first, count);
   }
@@ -126,15 +144,10 @@ void pack_chunks(const BlockForm& f, const float* x, int64_t rows, int64_t in, f
                });
 }
 
-// All rows of x; `xs` as pack_rows() makes them for kRowsInCache rows at a time.
+// All rows of x; `xs` as packed() makes them.
 void fast_strip(const Product& p, const uint32_t* xs, int64_t strip) {
   const int64_t rows = p.x.rows(), in = p.w.in;
-  const bool few = rows <= kFewRows;
-  const StripRoom room(p, few ? 0 : in * kStripOuts / 2);
-  dot_scales(*p.w.form, in, p.w.strip(strip), room.scales, room.minima);
-  const StripRef ref{.form = *p.w.form, .bytes = p.w.strip(strip), .scales = room.scales, .minima = room.minima};
-  auto* levels = reinterpret_cast<uint16_t*>(room.more);
-  if (!few) strip_levels(ref, in, levels);
+  const StripRef ref = strip_of(p, strip);
   float* sums = scratch(Scratch::y, std::min(rows, kRowsInCache) * kStripOuts);
   for (int64_t first = 0; first < rows; first += kRowsInCache) {
     const int64_t count = std::min(kRowsInCache, rows - first);
@@ -142,20 +155,21 @@ void fast_strip(const Product& p, const uint32_t* xs, int64_t strip) {
                           .rows = count,
                           .in = in,
                           .sums = p.group_sums ? p.group_sums + first * p.groups : nullptr};
-    few ? code_dots(ref, part, sums) : level_dots(ref, levels, part, sums);
+    code_dots(ref, part, sums);
     p.store(sums, strip, first, count);
   }
 }
 
-// x as the loops read it: where it lies, or in `room`.
-const uint32_t* packed(ConstTensorView x, uint32_t* room) {
+// x as the loop reads it, kRowsInCache rows at a time: where it lies, or in `room`.
+const uint32_t* packed(ConstTensorView x, const BlockForm& f, uint32_t* room) {
   if (x.rows() == 1) return static_cast<const uint32_t*>(x.data);
-  constexpr int64_t kPiece = 48;  // whole tiles
-  const int64_t rows = x.rows(), at_once = rows <= kFewRows ? rows : kPiece;
-  parallel_for((rows + at_once - 1) / at_once, 1, [&](int64_t piece, int64_t) {
-    const int64_t first = piece * at_once;
-    pack_rows(x, first, std::min(at_once, rows - first), room + first * (x.cols() / 2));
-  });
+  constexpr int64_t kTilesAtOnce = 8;
+  for (int64_t first = 0; first < x.rows(); first += kRowsInCache) {
+    const int64_t rows = std::min(kRowsInCache, x.rows() - first);
+    parallel_for(row_tiles(f, rows), kTilesAtOnce, [&](int64_t begin, int64_t end) {
+      pack_rows(f, x, first, rows, begin, end, room + first * (x.cols() / 2));
+    });
+  }
   return room;
 }
 
@@ -165,39 +179,39 @@ BlockLoops block_loops() {
   return has_block_dots() ? BlockLoops::avx512 : has_wide_dots() ? BlockLoops::avx2 : BlockLoops::plain;
 }
 
-void block_gemm(Exec&, ConstTensorView x, const BlockView& w, ConstTensorView bias, TensorView y, BlockLoops loops) {
+void block_gemm(Exec&, ConstTensorView x, const BlockView& w, ConstTensorView bias, TensorView y, BlockLoops loops,
+                const float* row_scales) {
   const BlockForm& f = *w.form;
   const int64_t rows = x.rows(), strips = w.strips.rows();
   FEWBIT_ASSERT(x.dtype == DType::bf16 && x.cols() == w.in && y.rows() == rows && y.cols() == w.out);
   FEWBIT_ASSERT(w.in % f.columns == 0 && w.strips.cols() == f.strip_bytes(w.in) && strips * kStripOuts >= w.out);
   FEWBIT_ASSERT(!bias.data || (bias.numel() == w.out && bias.dtype == x.dtype));
-  FEWBIT_ASSERT(loops <= block_loops());
+  FEWBIT_ASSERT(loops <= block_loops() && takes(loops, f));
   const bool pairs = loops == BlockLoops::avx512, summed = f.minima || loops == BlockLoops::avx2;
-  Product p{.x = x, .bias = bias, .w = w, .y = y, .groups = w.in / f.group};
-  const int64_t group = loops == BlockLoops::avx2 ? wide_group(f) : f.group, of_row = w.in / group;
-  const int64_t wide = !pairs || summed ? rows * w.in : 0, sums = summed ? rows * of_row : 0;
+  Product p{.x = x, .bias = bias, .w = w, .y = y, .row_scales = row_scales, .groups = w.in / f.group};
+  const int64_t wide = !pairs || summed ? rows * w.in : 0, sums = summed ? rows * p.groups : 0;
   const int64_t packed_floats = pairs ? rows * w.in / 2 : loops == BlockLoops::avx2 ? rows * w.in : 0;
   float* xs = scratch(Scratch::x, wide + sums + packed_floats);  // of this thread; others only read it
   if (wide > 0) widen_rows(x.dtype, x.data, rows, w.in, w.in, xs);
   if (summed) {
     p.group_sums = xs + wide;
-    for (int64_t r = 0; r < rows; ++r) hot::group_sums(xs + r * w.in, w.in, group, xs + wide + r * of_row);
+    for (int64_t r = 0; r < rows; ++r) hot::group_sums(xs + r * w.in, w.in, f.group, xs + wide + r * p.groups);
   }
-  const int64_t grain = rows <= kFewRows ? std::max<int64_t>(1, kBytesAtOnce / w.strips.cols()) : 1;
+  const int64_t grain = rows <= kShortRows ? std::max<int64_t>(1, kBytesAtOnce / w.strips.cols()) : 1;
   const auto strip_by_strip = [&](const auto& multiply, const auto* as_read) {
     parallel_for(strips, loops == BlockLoops::plain ? 1 : grain, [&](int64_t begin, int64_t end) {
       for (int64_t s = begin; s < end; ++s) multiply(p, as_read, s);
     });
   };
   if (loops == BlockLoops::plain) return strip_by_strip(plain_strip, xs);
-  if (pairs) return strip_by_strip(fast_strip, packed(x, reinterpret_cast<uint32_t*>(xs + wide + sums)));
+  if (pairs) return strip_by_strip(fast_strip, packed(x, f, reinterpret_cast<uint32_t*>(xs + wide + sums)));
   float* chunks = xs + wide + sums;
   pack_chunks(f, xs, rows, w.in, chunks);
   strip_by_strip(wide_strip, chunks);
 }
 
 void block_gemm(Exec& ex, ConstTensorView x, const BlockView& w, ConstTensorView bias, TensorView y) {
-  block_gemm(ex, x, w, bias, y, block_loops());
+  block_gemm(ex, x, w, bias, y, takes(block_loops(), *w.form) ? block_loops() : BlockLoops::plain);
 }
 
 void block_rows(Exec&, ConstTensorView ids, const BlockView& w, float scale, TensorView rows) {

@@ -139,6 +139,8 @@ void plain_strip(const Int8Strip& w, const CodedRows& x, float* totals) {
 }  // namespace
 
 const char* refuses_int8(const BlockForm& f) {
+  if (f.group > kChunkCols) return "groups of more columns than share a scale of x have no product with int8";
+  if (f.e4m3) return "FP8 codes have no product with int8";
   if (f.bits == 8) return "";
   if (f.bits == 3) return "codes of 3 bits have no product with int8";
   for (size_t i = 0; i < size_t{1} << f.bits; ++i)

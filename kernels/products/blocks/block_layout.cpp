@@ -101,7 +101,7 @@ void put_chunk(const BlockForm& f, int64_t in, const uint8_t* codes, int64_t c, 
   const int64_t lane = output % kLanes;
   uint8_t* to = strip + f.heads_bytes(in) + c * f.chunk_bytes() + output / kLanes * kLineBytes;
   if (f.bits == 8) {
-    for (int i = 0; i < kChunkCols; ++i) to[byte_place(i, lane)] = sign_and_magnitude(codes[i]);
+    for (int i = 0; i < kChunkCols; ++i) to[byte_place(i, lane)] = f.e4m3 ? codes[i] : sign_and_magnitude(codes[i]);
     return;
   }
   const Planes p = planes_of(f.bits);
@@ -204,16 +204,25 @@ FEWBIT_HOT_INLINE void plane_levels(const uint32_t* words, const BlockForm& f, b
        : plane_levels<kLow, kHigh, true>(words, f.levels.data(), levels);
 }
 
-FEWBIT_HOT_INLINE void byte_levels(const uint8_t* codes, float* levels) {
+// The levels of bytes of sign and magnitude, by byte: whole numbers, or E4M3's.
+std::array<float, 256> levels_of_bytes(bool e4m3) {
+  std::array<float, 256> levels{};
+  for (int code = 0; code < 256; ++code) {
+    const int magnitude = code == 128 ? 128 : code & 127;
+    levels[static_cast<size_t>(code)] =
+        e4m3 ? f8_e4m3_to_f32(static_cast<uint8_t>(code)) : static_cast<float>(code < 128 ? magnitude : -magnitude);
+  }
+  return levels;
+}
+const std::array<float, 256> kWholeBytes = levels_of_bytes(false), kE4m3Bytes = levels_of_bytes(true);
+
+FEWBIT_HOT_INLINE void byte_levels(const uint8_t* codes, const float* of_byte, float* levels) {
   for (int pair = 0; pair < kChunkCols / 2; ++pair) {
     uint16_t both[kLanes];
     for (int64_t k = 0; k < 4; ++k)
       std::memcpy(both + 4 * k, codes + 32 * (pair - pair % 2) + 16 * k + 8 * (pair % 2), 8);
     for (int h = 0; h < 2; ++h)
-      for (int64_t l = 0; l < kLanes; ++l) {
-        const int code = both[l] >> 8 * h & 255, magnitude = code == 128 ? 128 : code & 127;
-        levels[(2 * pair + h) * kLanes + l] = static_cast<float>(code < 128 ? magnitude : -magnitude);
-      }
+      for (int64_t l = 0; l < kLanes; ++l) levels[(2 * pair + h) * kLanes + l] = of_byte[both[l] >> 8 * h & 255];
   }
 }
 
@@ -230,7 +239,7 @@ FEWBIT_HOT void levels_of(const uint32_t* words, const BlockForm& f, bool even, 
     case 6:
       return plane_levels<4, 2>(words, f, even, levels);
     default:
-      return byte_levels(reinterpret_cast<const uint8_t*>(words), levels);
+      return byte_levels(reinterpret_cast<const uint8_t*>(words), (f.e4m3 ? kE4m3Bytes : kWholeBytes).data(), levels);
   }
 }
 

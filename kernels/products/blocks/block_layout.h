@@ -19,7 +19,7 @@
 //     2 bits (low ones of 2 and 3, high ones of 6)  [2][16]: column 16 j + 2 s + h in bits 16 h + 2 s of word j
 //     1 bit (the high one of 3 and 5)  [16]: column 2 s + h in bit 16 h + s
 //     8 bits  [8][4][2][4] pairs of bytes: columns 4 j + 2 p, 4 j + 2 p + 1 of output 4 k + i at [j][k][p][i], each a
-//             sign in bit 7 and a magnitude; 0x80 is -128
+//             sign in bit 7 and a magnitude; 0x80 is -128, or E4M3's -0
 #include <array>
 #include <cstdint>
 
@@ -36,16 +36,17 @@ enum class BlockScale : uint8_t {
   bytes,    // d f16, scale i8; m f16, min u8
   nibbles,  // d f16, m f16; one byte: scale in the low nibble, min in the high one
   power,    // d E8M0
-  wide,     // d f32; m f32. All groups of a block share them: packed integers, whose groups may be any multiple of 32
+  wide,     // d f32; m f32. All groups of a block share them: packed integers and FP8, in blocks of any multiple of 32
 };
 
 struct BlockForm {
   int bits = 4;      // of a code: 2, 3, 4, 5, 6 or 8
-  int group = 32;    // columns that share a scale: 16 or 32
+  int group = 32;    // columns that share a scale: 16 or 32; of wide scales 32 or 128
   int columns = 32;  // of a block: a multiple of 32
   BlockScale scale = BlockScale::alone;
   bool minima = false;
-  // By code, all exact in bf16; of 8 bits unused: the code is the level.
+  bool e4m3 = false;  // codes of 8 bits are E4M3 numbers
+  // By code, all exact in bf16; of 8 bits unused: the code is the level, or the number of the level.
   std::array<float, 64> levels{};
 
   int groups() const { return columns / group; }            // of a block
@@ -67,7 +68,7 @@ struct BlockView {
 struct BlockContent {
   uint16_t d = 0, m = 0;  // the bits of f16; of a power E8M0 in d
   std::array<int16_t, 16> scale{}, min{};
-  std::array<uint8_t, 256> codes{};  // of 8 bits the bits of an i8
+  std::array<uint8_t, 256> codes{};  // of 8 bits the bits of an i8, or of an E4M3 number
 };
 // Stores block `t` of output `lane` (0 to 31) in a strip of a weight with `in` columns; not of wide scales.
 void put_block(const BlockForm&, int64_t in, const BlockContent&, int64_t t, int64_t lane, uint8_t* strip);

@@ -42,8 +42,6 @@ float wide_factor(const BlockForm& f, int64_t column) {
   return unit > 0 ? unit : 1;
 }
 
-int64_t wide_group(const BlockForm& f) { return f.scale == BlockScale::wide && f.columns % 128 == 0 ? 128 : f.group; }
-
 float wide_offset(const BlockForm& f) { return f.bits < 8 && counts_up(f) ? f.levels[0] : 0; }
 
 #ifdef FEWBIT_X86
@@ -165,10 +163,10 @@ template <class Source, int kGroup, int kRows, int kHalves, bool kMinima>
 FEWBIT_WIDE_TARGET void from_codes(const StripRef& w, int half, const WideRows& x, int64_t first, float* sums) {
   constexpr int kRegisters = kHalves * kParts, kPart = std::min<int>(kGroup, kChunkCols);  // columns of one chunk
   const Source source(w.form);
-  const int64_t groups = x.in / w.form.group, scales_each = kGroup / w.form.group, chunk = w.form.chunk_bytes();
+  const int64_t groups = x.in / kGroup, chunk = w.form.chunk_bytes();
   const uint8_t* codes = w.bytes + w.form.heads_bytes(x.in) + half * kLineBytes;
-  const float *scales = w.scales + half * groups * kLanes, *minima = w.minima + half * groups * kLanes;
-  const float *xs = x.values + first * kChunkCols, *of_x = x.sums + first * (x.in / kGroup);
+  const float *scales = w.scales + half * groups * w.step, *minima = w.minima + half * groups * w.step;
+  const float *xs = x.values + first * kChunkCols, *of_x = x.sums + first * groups;
   const __m256 offset = _mm256_set1_ps(wide_offset(w.form));
   __m256 total[kRows][kRegisters], sum[kRows][kRegisters];
   for (int r = 0; r < kRows; ++r)
@@ -180,8 +178,7 @@ FEWBIT_WIDE_TARGET void from_codes(const StripRef& w, int half, const WideRows& 
     for (int b = 0; b < kChunkCols; b += kColumns) {
       if (b % kPart == 0 && (at + b) % kGroup == 0)
         for (int r = 0; r < kRows; ++r)
-          for (__m256& s : sum[r])
-            s = _mm256_mul_ps(offset, _mm256_set1_ps(of_x[r * (x.in / kGroup) + (at + b) / kGroup]));
+          for (__m256& s : sum[r]) s = _mm256_mul_ps(offset, _mm256_set1_ps(of_x[r * groups + (at + b) / kGroup]));
       typename Source::Words words[kRegisters];
       for (int i = 0; i < kRegisters; ++i)
         words[i] = source.words(codes + i / kParts * kLineBytes + i % kParts * 32, b / kColumns);
@@ -198,10 +195,10 @@ FEWBIT_WIDE_TARGET void from_codes(const StripRef& w, int half, const WideRows& 
       if ((b + kColumns) % kPart != 0 || past % kGroup != 0) continue;
       const int64_t g = past / kGroup - 1;
       for (int i = 0; i < kRegisters; ++i) {
-        const int64_t scale = (i / kParts * groups + g * scales_each) * kLanes + i % kParts * kEight;
+        const int64_t scale = (i / kParts * groups + g) * w.step + i % kParts * kEight;
         for (int r = 0; r < kRows; ++r)
           total[r][i] = with_group(total[r][i], sum[r][i], scales + scale, kMinima ? minima + scale : nullptr,
-                                   kMinima ? of_x[r * (x.in / kGroup) + g] : 0);
+                                   kMinima ? of_x[r * groups + g] : 0);
       }
     }
   }
@@ -251,7 +248,7 @@ template <class Source, int kGroup>
 FEWBIT_WIDE_TARGET void from_levels(const StripRef& w, const WideRows& x, float* totals) {
   constexpr int kStep = std::max<int>(kGroup, kChunkCols);
   const Source source(w.form);
-  const int64_t groups = x.in / w.form.group, chunk = w.form.chunk_bytes();
+  const int64_t groups = x.in / kGroup, chunk = w.form.chunk_bytes();
   const __m256 offset = _mm256_set1_ps(wide_offset(w.form));
   alignas(32) float levels[kStep * kLanes];
   std::fill_n(totals, x.rows * kStripOuts, 0.f);
@@ -261,11 +258,11 @@ FEWBIT_WIDE_TARGET void from_levels(const StripRef& w, const WideRows& x, float*
       for (int i = 0; i < kStep / kChunkCols; ++i)
         half_levels(source, codes + i * chunk + half * kLineBytes, levels + i * kChunkCols * kLanes);
       for (int64_t c = 0; c < kStep; c += kGroup) {
-        const int64_t g = (at + c) / kGroup, scale = (half * groups + (at + c) / w.form.group) * kLanes;
+        const int64_t g = (at + c) / kGroup, scale = (half * groups + g) * w.step;
         const auto add = [&]<int kRows>(int64_t r) {
           add_group<kGroup, kRows>(levels + c * kLanes, offset, w.scales + scale,
                                    w.form.minima ? w.minima + scale : nullptr,
-                                   x.values + at * x.all + r * kChunkCols + c, x, x.sums + r * (x.in / kGroup) + g,
+                                   x.values + at * x.all + r * kChunkCols + c, x, x.sums + r * groups + g,
                                    totals + r * kStripOuts + half * kLanes);
         };
         int64_t r = 0;
@@ -295,7 +292,7 @@ void all_rows(const StripRef& w, const WideRows& x, float* sums) {
 
 template <class Source>
 void of_levels(const StripRef& w, const WideRows& x, float* sums) {
-  const int64_t group = wide_group(w.form);
+  const int64_t group = w.form.group;
   (group == 16 ? all_rows<Source, 16> : group == 32 ? all_rows<Source, 32> : all_rows<Source, 128>)(w, x, sums);
 }
 

@@ -21,7 +21,9 @@ namespace fewbit {
 // Errors: shapes or dtypes other than these stop the process (FEWBIT_ASSERT).
 namespace cpu {
 void fp8_gemm(Exec&, ConstTensorView x, const RowQuant& q, const ByteWeightView& w, ConstTensorView bias, TensorView y);
-}
+// The numbers of codes f8_e4m3 as bf16, which holds them; as many of both.
+void f8_as_bf16(ConstTensorView codes, TensorView values);
+}  // namespace cpu
 namespace cuda {
 void fp8_gemm(Exec&, ConstTensorView x, const RowQuant& q, const ByteWeightView& w, ConstTensorView bias, TensorView y);
 }

@@ -47,21 +47,26 @@ void few_rows(ConstTensorView x, const ByteWeightView& w, ConstTensorView bias, 
 // The codes of x, rounded as `q` says, as bf16, which holds them.
 void in_tiles(Exec& ex, ConstTensorView x, const RowQuant& q, const TileWeight& w, ConstTensorView bias, TensorView y) {
   if (q.codes == DType::f16) return tile_product(x, w, nullptr, bias, y);
-  static const auto values = [] {
-    std::array<uint16_t, 256> v{};
-    for (size_t c = 0; c < v.size(); ++c) v[c] = bf16(f8_value(static_cast<uint8_t>(c))).bits;
-    return v;
-  }();
   const Tensor codes = Tensor::host(DType::f8_e4m3, x.shape), scales = Tensor::host(DType::f32, {x.rows()});
   cpu::quantize_rows(ex, x, q, codes, scales);
   const Tensor wide = Tensor::host(DType::bf16, x.shape);
-  parallel_for(x.numel(), 1 << 16, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) wide.as<uint16_t>()[i] = values[codes.as<uint8_t>()[i]];
-  });
+  f8_as_bf16(codes, wide);
   tile_product(wide, w, scales.as<float>(), bias, y);
 }
 
 }  // namespace
+
+void f8_as_bf16(ConstTensorView codes, TensorView values) {
+  static const auto of_code = [] {
+    std::array<uint16_t, 256> v{};
+    for (size_t c = 0; c < v.size(); ++c) v[c] = bf16(f8_value(static_cast<uint8_t>(c))).bits;
+    return v;
+  }();
+  FEWBIT_ASSERT(codes.dtype == DType::f8_e4m3 && values.dtype == DType::bf16 && codes.numel() == values.numel());
+  parallel_for(codes.numel(), 1 << 16, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) values.as<uint16_t>()[i] = of_code[codes.as<uint8_t>()[i]];
+  });
+}
 
 void fp8_gemm(Exec& ex, ConstTensorView x, const RowQuant& q, const ByteWeightView& w, ConstTensorView bias,
               TensorView y) {

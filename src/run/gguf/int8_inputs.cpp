@@ -8,12 +8,14 @@
 #include <mutex>
 #include <tuple>
 
+#include "kernels/cpu/tile_product.h"
 #include "kernels/products/blocks/block_gemm.h"
 #include "kernels/products/blocks/block_int8.h"
 #include "src/core/names.h"
 #include "src/core/parallel.h"
 #include "src/model/checkpoint_parts.h"
 #include "src/run/gguf/gguf_linear.h"
+#include "src/run/gguf/strips.h"
 #include "src/run/plan/linear_form.h"
 
 namespace fewbit {
@@ -22,16 +24,18 @@ namespace {
 constexpr std::array<std::pair<ActsType, std::string_view>, 2> kNames{
     {{ActsType::bf16, "bf16"}, {ActsType::int8, "int8"}}};
 
-// The form of packed integers; it lives as long as the program.
-const BlockForm* form_of(int bits, int64_t group, bool minima) {
+// The form of packed integers; it lives as long as the program. Inputs in int8 have scales of 32 columns, so
+// that sums end there; others run on over 128 where the group does.
+const BlockForm* form_of(int bits, int64_t group, bool minima, ActsType acts) {
   static std::mutex mutex;
-  static std::map<std::tuple<int, int64_t, bool>, BlockForm> forms;
+  static std::map<std::tuple<int, int64_t, bool, ActsType>, BlockForm> forms;
   const std::lock_guard lock(mutex);
-  const auto [it, missing] = forms.try_emplace({bits, group, minima});
+  const auto [it, missing] = forms.try_emplace({bits, group, minima, acts});
   BlockForm& f = it->second;
   if (!missing) return &f;  // and others may read it
   f.bits = bits;
   f.columns = static_cast<int>(group);
+  f.group = acts == ActsType::bf16 && group % 128 == 0 ? 128 : static_cast<int>(kChunkCols);
   f.scale = BlockScale::wide;
   f.minima = minima;
   for (size_t i = 0; bits < 8 && i < size_t{1} << bits; ++i)
@@ -95,40 +99,40 @@ std::string refuses_int8_inputs(const QuantSpec& s, int64_t in, bool act_order) 
 bool lies_in_strips(const Exec& ex, const QuantizedLinear& q, const LoadOptions& o) {
   if (ex.on_cuda() || o.weights != Weights::packed || o.dtype != DType::bf16 || o.ranks) return false;
   if (q.spec.activations != ActQuant::none) return false;
-  if (o.acts != ActsType::int8 && cpu::block_loops() != cpu::BlockLoops::avx2) return false;
-  return refuses_int8_inputs(q.spec, q.in(), q.group_of.has_value()).empty();
+  const bool vectors = cpu::block_loops() != cpu::BlockLoops::plain && cpu::tile_unit() != cpu::TileUnit::amx;
+  if (o.acts != ActsType::int8 && !vectors) return false;
+  return refuses_int8_inputs(q.spec, q.in(), false).empty() && (!q.group_of || group_order(q));
 }
 
-Linear strip_linear(Exec& ex, const QuantizedLinear& q, Tensor bias, ActsType acts) {
+Linear strip_linear(Exec& ex, const QuantizedLinear& linear, Tensor bias, ActsType acts) {
+  std::optional<Tensor> order = group_order(linear);
+  std::optional<QuantizedLinear> ordered;
+  if (order) ordered = in_group_order(linear, *order);
+  const QuantizedLinear& q = ordered ? *ordered : linear;
   const int64_t out = q.out(), in = q.in(), group = q.spec.group_size(in), groups = in / group;
   FEWBIT_ASSERT(refuses_int8_inputs(q.spec, in, q.group_of.has_value()).empty());
   const int bits = q.spec.bits <= 4 ? 4 : 8, mid = 1 << (q.spec.bits - 1);
-  const BlockForm* form = form_of(bits, group, q.zeros.has_value());
+  const BlockForm* form = form_of(bits, group, q.zeros.has_value(), acts);
   GgufLinear g{.bias = std::move(bias),
                .form = form,
                .type = with_acts(fmt::format("row{}", acts == ActsType::int8 ? bits : q.spec.bits), acts),
                .out = out,
                .in = in,
                .acts = acts};
-  const int64_t strips = (out + kStripOuts - 1) / kStripOuts, strip_bytes = form->strip_bytes(in);
-  g.strips = ex.alloc_zeros(DType::u8, {strips, strip_bytes});
+  if (order) g.order = std::move(*order);
   // A code of 4 bits is its level + 8, one of 8 bits the level's bits.
   const int shift = bits == 4 ? 8 - mid : -mid;
-  parallel_for(strips, 1, [&](int64_t s, int64_t) {
-    uint8_t* strip = g.strips.as<uint8_t>() + s * strip_bytes;
-    for (int64_t o = s * kStripOuts; o < std::min(out, (s + 1) * kStripOuts); ++o) {
-      for (int64_t t = 0; t < groups; ++t) {
-        const float scale = q.scales.as<float>()[o * groups + t];
-        const int zero = q.zeros ? q.zeros->as<uint8_t>()[o * groups + t] : mid;
-        put_wide(*form, in, scale, scale * static_cast<float>(mid - zero), t, o % kStripOuts, strip);
-      }
-      for (int64_t c = 0; c < in / kChunkCols; ++c) {
-        std::array<uint8_t, kChunkCols> codes{};
-        for (size_t i = 0; i < codes.size(); ++i)
-          codes[i] =
-              static_cast<uint8_t>(q.codes.as<uint8_t>()[o * in + c * kChunkCols + static_cast<int64_t>(i)] + shift);
-        put_chunk(*form, in, codes.data(), c, o % kStripOuts, strip);
-      }
+  g.strips = strips_of(ex, *form, out, in, [&](int64_t o, uint8_t* strip) {
+    for (int64_t t = 0; t < groups; ++t) {
+      const float scale = q.scales.as<float>()[o * groups + t];
+      const int zero = q.zeros ? q.zeros->as<uint8_t>()[o * groups + t] : mid;
+      put_wide(*form, in, scale, scale * static_cast<float>(mid - zero), t, o % kStripOuts, strip);
+    }
+    for (int64_t c = 0; c < in / kChunkCols; ++c) {
+      std::array<uint8_t, kChunkCols> codes{};
+      const uint8_t* from = q.codes.as<uint8_t>() + o * in + c * kChunkCols;
+      for (size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<uint8_t>(from[i] + shift);
+      put_chunk(*form, in, codes.data(), c, o % kStripOuts, strip);
     }
   });
   return g;

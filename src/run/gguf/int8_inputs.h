@@ -13,8 +13,9 @@ void check_acts(const Exec&, const Checkpoint&, const LoadOptions&);
 // Why packed integers are no GgufLinear whose inputs are rounded; "" = they can be: of up to 8 bits in groups of a
 // multiple of 32, or one a row, without act-order.
 std::string refuses_int8_inputs(const QuantSpec&, int64_t in, bool act_order);
-// Whether packed integers lie in strips, as blocks of GGUF do: where their inputs are rounded, and where AVX2 is the
-// best that the CPU has, whose loops over strips are two to five times as fast as those over rows of codes.
+// Whether packed integers lie in strips, as blocks of GGUF do: where their inputs are rounded, and on every CPU with
+// AVX2 but those with AMX, since loops over strips are up to five times as fast as those over rows of codes: of bf16 a
+// register holds pairs of columns of sixteen outputs, and their sums need no shuffles. AMX has tiles.
 bool lies_in_strips(const Exec&, const QuantizedLinear&, const LoadOptions&);
 Linear strip_linear(Exec&, const QuantizedLinear&, Tensor bias, ActsType);
 

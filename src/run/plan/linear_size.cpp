@@ -19,13 +19,13 @@ int64_t weight_bytes(const Linear& linear) {
                           return sum({&l.b, &l.s, &l.z, &l.bias});
                         },
                         [&](const RowLinear& l) {
-                          return sum({&l.codes, &l.scales, &l.zeros, &l.group_of, &l.bias});
+                          return sum({&l.codes, &l.scales, &l.zeros, &l.group_of, &l.order, &l.bias});
                         },
                         [&](const ByteLinear& l) {
                           return sum({&l.codes, &l.scales, &l.bias});
                         },
                         [&](const GgufLinear& l) {
-                          return sum({&l.strips, &l.bias});
+                          return sum({&l.strips, &l.order, &l.bias});
                         },
                         [&](const Fp4Linear& l) {
                           return sum({&l.codes, &l.scales, &l.bias});

@@ -24,6 +24,13 @@ inline BlockForm with_table(float step) {
   return f;
 }
 
+// E4M3 numbers.
+inline BlockForm fp8_form(int group) {
+  BlockForm f = form(8, group, 256, BlockScale::wide, false, 0);
+  f.e4m3 = true;
+  return f;
+}
+
 inline const std::map<std::string, BlockForm>& forms() {
   static const std::map<std::string, BlockForm> all{
       {"q4_0", form(4, 32, 32, BlockScale::alone, false, -8)},
@@ -39,6 +46,11 @@ inline const std::map<std::string, BlockForm>& forms() {
       {"int4 g128", form(4, 32, 128, BlockScale::wide, false, -8)},
       {"int4 g64 with zeros", form(4, 32, 64, BlockScale::wide, true, -8)},
       {"int8 g128", form(8, 32, 128, BlockScale::wide, false, 0)},
+      {"int4 g256, sums of 128", form(4, 128, 256, BlockScale::wide, false, -8)},
+      {"int4 g128 with zeros, sums of 128", form(4, 128, 128, BlockScale::wide, true, -8)},
+      {"int8 g128, sums of 128", form(8, 128, 128, BlockScale::wide, false, 0)},
+      {"fp8", fp8_form(32)},
+      {"fp8, sums of 128", fp8_form(128)},
       {"iq4_nl", form(4, 32, 32, BlockScale::alone, false, 0, true)},
       {"iq4_xs", form(4, 32, 256, BlockScale::bytes, false, 0, true)},
       {"table of halves", with_table(0.5f)},
@@ -79,7 +91,10 @@ inline Blocks random_blocks(const BlockForm& f, int64_t out, int64_t in) {
       for (int64_t i = 0; i < f.columns; ++i) {
         const auto at = static_cast<size_t>(i), g = static_cast<size_t>(i / f.group);
         c.codes[at] = static_cast<uint8_t>(rng.below(uint64_t{1} << f.bits));
-        const float level = f.bits == 8 ? static_cast<float>(static_cast<int8_t>(c.codes[at])) : f.levels[c.codes[at]];
+        if (f.e4m3 && (c.codes[at] & 0x7f) == 0x7f) c.codes[at] = 0x80;  // no NaN
+        const float level = f.e4m3        ? f8_e4m3_to_f32(c.codes[at])
+                            : f.bits == 8 ? static_cast<float>(static_cast<int8_t>(c.codes[at]))
+                                          : f.levels[c.codes[at]];
         const float scale = apart ? d * static_cast<float>(c.scale[g]) : d;
         const float min = !f.minima ? 0 : f16_to_f32(c.m) * (apart ? static_cast<float>(c.min[g]) : 1.f);
         b.values.as<float>()[o * in + t * f.columns + i] = std::fma(scale, level, min);
