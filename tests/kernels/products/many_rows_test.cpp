@@ -12,7 +12,7 @@ namespace {
 // Narrow rows, which a GPU norms in another order; widths around what a block reads at once; that of a feed-forward
 // layer; more than a block's registers hold.
 constexpr int64_t kWidths[] = {512, 1088, 4096, 4104, 14336, 40960};
-constexpr int64_t kRows[] = {16, 17, 300};
+constexpr int64_t kRowCounts[] = {16, 17, 300};
 constexpr int64_t kMostValues = int64_t{1} << 20;  // of x; wide rows come in small numbers only, to save time
 
 struct Weight {
@@ -52,7 +52,7 @@ void same_bits(Exec& ex, DType type, int64_t rows, int64_t in, bool add, const O
 FEWBIT_DEVICE_TEST(ManyRows, ANormAndTheProductsAtOnce) {
   for (const DType type : {DType::i8, DType::f8_e4m3})
     for (const int64_t in : kWidths)
-      for (const int64_t rows : kRows) {
+      for (const int64_t rows : kRowCounts) {
         if (rows * in > kMostValues) continue;
         const Tensor x = ex.to_device(random_normal(DType::bf16, {rows, in}, 7));
         const Tensor weight = ex.to_device(random_normal(DType::bf16, {in}, 8)),
@@ -74,7 +74,7 @@ FEWBIT_DEVICE_TEST(ManyRows, ANormAndTheProductsAtOnce) {
 FEWBIT_DEVICE_TEST(ManyRows, AnActivationAndTheProductsAtOnce) {
   for (const DType type : {DType::i8, DType::f8_e4m3})
     for (const int64_t in : kWidths)
-      for (const int64_t rows : kRows)
+      for (const int64_t rows : kRowCounts)
         for (const ActKind act : {ActKind::silu, ActKind::gelu_tanh}) {
           if (rows * in > kMostValues) continue;
           const Tensor gate = ex.to_device(random_normal(DType::bf16, {rows, in}, 7, 3.f));
