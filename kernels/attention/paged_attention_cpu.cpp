@@ -138,8 +138,10 @@ void attend_in_place(const Task& task, const KvCache& cache) {
       for (int64_t i = 0; i < count; ++i) {
         const Span s = spans[static_cast<size_t>(i)];
         const int64_t begin = std::max(at, s.begin), stop = std::min(end, s.end);
-        if (begin < stop)
-          f(i, PageRows{rows.first + (begin - at) * rows.ld, rows.ld}, stop - begin, scores + i * n + begin - s.begin);
+        if (begin >= stop) continue;
+        auto seen = rows;
+        seen.first += (begin - at) * rows.ld;
+        f(i, seen, stop - begin, scores + i * n + begin - s.begin);
       }
     }
   };

@@ -65,11 +65,10 @@ FEWBIT_HOT_INLINE Sixteen sixteen_at(const bf16* x) {
 }
 // tree_sum() of 64 lanes.
 FEWBIT_HOT_INLINE float tree_sum(Sixteen a, Sixteen b, Sixteen c, Sixteen d) {
-  using Order = int32_t __attribute__((vector_size(64)));
   Sixteen s = (a + c) + (b + d);
-  s += __builtin_shuffle(s, Order{8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15});
-  s += __builtin_shuffle(s, Order{4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7});
-  s += __builtin_shuffle(s, Order{2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3});
+  s += __builtin_shufflevector(s, s, 8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15);
+  s += __builtin_shufflevector(s, s, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7);
+  s += __builtin_shufflevector(s, s, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3);
   return s[0] + s[1];
 }
 

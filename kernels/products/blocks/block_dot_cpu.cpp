@@ -161,7 +161,7 @@ FEWBIT_BLOCK_TARGET void from_codes(const StripRef& w, const LevelTable& table, 
       }
     ++g;
   };
-  while (g < groups) {
+  while (g < groups) {  // NOLINT(bugprone-infinite-loop): end_group() counts
     for (int chunk = 0; chunk < kChunks; ++chunk, xs += kPairs * kRows) {
       for (int line = 0; line < kHalves * kBits; ++line)
         _mm_prefetch(reinterpret_cast<const char*>(codes[0]) + kAheadBytes + kLineBytes * line, _MM_HINT_T1);
