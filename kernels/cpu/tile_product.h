@@ -57,9 +57,8 @@ struct TileWeight {
   // places in tiles [(c1 - c0) / 32][32 outputs][32] of bf16; past the last output anything finite. c0 and c1 are
   // multiples of 32.
   std::function<void(int64_t o, int64_t i0, int64_t i1, int64_t c0, int64_t c1, uint16_t* tiles)> fill{};
-  QuadLoops quads{};           // of AVX-512
-  int64_t row_bytes = 0;       // that a row of the weight takes in memory
-  const void* rows = nullptr;  // where its rows lie, one behind the other; null: they are not asked for ahead
+  QuadLoops quads{};      // of AVX-512
+  int64_t row_bytes = 0;  // that a row of the weight takes in memory
 };
 
 // Whether tile_product() takes a weight of this shape: has_tiles(), in % 32 == 0 and at least 16 outputs.

@@ -86,8 +86,8 @@ struct Panel {
   int64_t in, segment;
 };
 
-// Cache lines of the weight that the next panel is made of, asked for beside the products of this one: else few rows
-// wait for the memory first and multiply then.
+// Cache lines of a dense weight that the next panel is made of, asked for beside the products of this one: else few
+// rows wait for the memory first and multiply then.
 struct NextLines {
   const uint8_t *at = nullptr, *end = nullptr;
   int64_t each = 0;  // lines for every eight columns of a block of rows
@@ -153,10 +153,10 @@ void few_rows(const TileWeight& w, const QuadLoops& loops, const uint16_t* x, in
 
 // Those of the panel that begins at output o, beside `rows` rows with the panel before it.
 NextLines lines_behind(const TileWeight& w, int64_t o, int64_t rows) {
-  if (!w.rows || o >= w.out) return {};
+  if (!w.dense || o >= w.out) return {};
   const int64_t lines = std::min(kPanelOuts, w.out - o) * w.row_bytes / 64;
   const int64_t asks = (rows + kXRows - 1) / kXRows * (w.in / 8);
-  const auto* at = static_cast<const uint8_t*>(w.rows) + o * w.row_bytes;
+  const auto* at = reinterpret_cast<const uint8_t*>(w.dense + o * w.in);
   return {.at = at, .end = at + lines * 64, .each = (lines + asks - 1) / asks};
 }
 

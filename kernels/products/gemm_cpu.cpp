@@ -38,8 +38,7 @@ void gemm(Exec&, ConstTensorView x, ConstTensorView w, ConstTensorView bias, Ten
   FEWBIT_ASSERT(x.dtype == w.dtype && (y.dtype == DType::f32 || y.dtype == x.dtype));
   FEWBIT_ASSERT(!bias.data || (bias.dtype == x.dtype && bias.numel() == w.rows()));
   if (x.dtype == DType::bf16 && tiles_fit(w.rows(), w.cols())) {
-    const TileWeight tiles{
-        .out = w.rows(), .in = w.cols(), .dense = w.as<bf16>(), .row_bytes = 2 * w.cols(), .rows = w.data};
+    const TileWeight tiles{.out = w.rows(), .in = w.cols(), .dense = w.as<bf16>(), .row_bytes = 2 * w.cols()};
     return tile_product(x, tiles, nullptr, bias, y);
   }
   for_float_type(x.dtype, [&](auto* type) {

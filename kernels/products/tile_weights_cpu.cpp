@@ -145,8 +145,7 @@ std::optional<TileWeight> tile_weight(const RowPackedView& w) {
                     .fill = [=](int64_t o, int64_t i0, int64_t i1, int64_t c0, int64_t c1,
                                 uint16_t* tiles) { fill(rows, zeros, o, i0, i1, c0, c1, tiles); },
                     .quads = avx512 ? quad_loops(w) : QuadLoops{},
-                    .row_bytes = rows.bytes,
-                    .rows = rows.codes};
+                    .row_bytes = rows.bytes};
 }
 
 std::optional<TileWeight> tile_weight(const ByteWeightView& w) {
@@ -159,8 +158,7 @@ std::optional<TileWeight> tile_weight(const ByteWeightView& w) {
                     .fill = [=](int64_t o, int64_t i0, int64_t i1, int64_t c0, int64_t c1,
                                 uint16_t* tiles) { fill_f8(rows, o, i0, i1, c0, c1, tiles); },
                     .quads = tile_unit() == TileUnit::avx512 ? quad_loops(w) : QuadLoops{},
-                    .row_bytes = rows.bytes,
-                    .rows = rows.codes};
+                    .row_bytes = rows.bytes};
 }
 
 #else

@@ -235,17 +235,19 @@ std::optional<Tensor> group_order(const QuantizedLinear& q) {
   return order;
 }
 
-QuantizedLinear in_group_order(const QuantizedLinear& q, const Tensor& order) {
+std::optional<OrderedLinear> in_group_order(const QuantizedLinear& q) {
+  std::optional<Tensor> order = group_order(q);
+  if (!order) return std::nullopt;
   QuantizedLinear ordered = clone(q);
   ordered.group_of.reset();
   const int64_t in = q.in();
-  const int32_t* from = order.as<int32_t>();
+  const int32_t* from = order->as<int32_t>();
   parallel_for(q.out(), 16, [&](int64_t begin, int64_t end) {
     for (int64_t o = begin; o < end; ++o)
       for (int64_t i = 0; i < in; ++i)
         ordered.codes.as<uint8_t>()[o * in + i] = q.codes.as<uint8_t>()[o * in + from[i]];
   });
-  return ordered;
+  return OrderedLinear{.linear = std::move(ordered), .order = std::move(*order)};
 }
 
 QuantizedLinear clone(const QuantizedLinear& q) {

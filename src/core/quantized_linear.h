@@ -115,6 +115,10 @@ QuantizedLinear clone(const QuantizedLinear& q);
 // Nothing where q is not in act-order or a group has another number of columns than spec.group.
 std::optional<Tensor> group_order(const QuantizedLinear& q);
 // The same linear with its columns in that order, and no group_of.
-QuantizedLinear in_group_order(const QuantizedLinear& q, const Tensor& order);
+struct OrderedLinear {
+  QuantizedLinear linear{};
+  Tensor order{};
+};
+std::optional<OrderedLinear> in_group_order(const QuantizedLinear& q);
 
 }  // namespace fewbit

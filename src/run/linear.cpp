@@ -80,13 +80,10 @@ Tensor pack_nibbles(const QuantizedLinear& q) {
 }
 
 Linear row_linear(Exec& ex, const QuantizedLinear& linear, ConstTensorView bias, DType dtype) {
+  std::optional<OrderedLinear> ordered = in_group_order(linear);
+  const QuantizedLinear& q = ordered ? ordered->linear : linear;
   RowLinear r;
-  std::optional<QuantizedLinear> ordered;
-  if (std::optional<Tensor> order = group_order(linear)) {
-    ordered = in_group_order(linear, *order);
-    r.order = std::move(*order);
-  }
-  const QuantizedLinear& q = ordered ? *ordered : linear;
+  if (ordered) r.order = std::move(ordered->order);
   r.bits = q.spec.bits;
   r.out = q.out();
   r.in = q.in();
@@ -264,8 +261,6 @@ Linear load_linear(Exec& ex, const Checkpoint& c, const NamedLinear& l, const Lo
 }
 
 void apply(Exec& ex, const Linear& linear, ConstTensorView x, TensorView y) {
-  using BlockProduct = void (*)(Exec&, ConstTensorView, const BlockView&, ConstTensorView, TensorView);
-  constexpr BlockProduct block_bf16 = cpu::block_gemm, block_int8 = cpu::block_int8_gemm;
   std::visit(Overloaded{
                  [&](const DenseLinear& l) {
                    if (l.input) return rounded_gemm(ex, x, *l.input, l.weight, l.bias, y);
@@ -290,10 +285,12 @@ void apply(Exec& ex, const Linear& linear, ConstTensorView x, TensorView y) {
                    byte_gemms(ex, x, l.input, std::span(&product, 1));
                  },
                  [&](const GgufLinear& l) {
-                   if (l.input) return fp8_strip_gemm(ex, l, x, y);
+                   const GgufLinear* const one = &l;
+                   if (l.input) return fp8_strip_gemms(ex, x, std::span(&one, 1), std::span(&y, 1));
                    const Tensor ordered = in_order(ex, x, l.order);
-                   const BlockProduct product = l.acts == ActsType::int8 ? block_int8 : block_bf16;
-                   product(ex, l.order.empty() ? x : ordered.view(), view_of(l), l.bias, y);
+                   const ConstTensorView columns = l.order.empty() ? x : ordered.view();
+                   if (l.acts == ActsType::int8) return cpu::block_int8_gemm(ex, columns, view_of(l), l.bias, y);
+                   cpu::block_gemm(ex, columns, view_of(l), l.bias, y);
                  },
                  [&](const Fp4Linear& l) {
                    const Fp4View view = view_of(l);
@@ -313,7 +310,9 @@ struct Siblings {
   std::vector<MarlinProduct> packed;
   std::vector<GemmProduct> dense;
   std::vector<ByteProduct> bytes;
-  RowQuant rounding;          // of `bytes`
+  RowQuant rounding;  // of `bytes`
+  std::vector<const GgufLinear*> strips;
+  std::vector<TensorView> of_strips;
   std::vector<size_t> alone;  // the rest
 
   Siblings(std::span<const Linear* const> linears, std::span<const TensorView> ys) {
@@ -321,6 +320,7 @@ struct Siblings {
     for (size_t i = 0; i < linears.size(); ++i) {
       const DenseLinear* d = std::get_if<DenseLinear>(linears[i]);
       const ByteLinear* b = std::get_if<ByteLinear>(linears[i]);
+      const GgufLinear* g = std::get_if<GgufLinear>(linears[i]);
       if (const MarlinLinear* m = std::get_if<MarlinLinear>(linears[i])) {
         packed.push_back({.w = view_of(*m), .bias = m->bias, .y = ys[i]});
       } else if (d && !d->input) {
@@ -328,6 +328,9 @@ struct Siblings {
       } else if (b && (bytes.empty() || b->input == rounding)) {
         rounding = b->input;
         bytes.push_back(product_of(*b, ys[i]));
+      } else if (g && g->input && (strips.empty() || g->input == strips[0]->input)) {
+        strips.push_back(g);
+        of_strips.push_back(ys[i]);
       } else {
         alone.push_back(i);
       }
@@ -343,6 +346,7 @@ void apply_all(Exec& ex, std::span<const Linear* const> linears, ConstTensorView
   marlin_gemms(ex, x, s.packed);
   gemms(ex, x, s.dense);
   byte_gemms(ex, x, s.rounding, s.bytes);
+  fp8_strip_gemms(ex, x, s.strips, s.of_strips);
 }
 
 void apply_all_normed(Exec& ex, std::span<const Linear* const> linears, ConstTensorView x, const RowNorm& norm,

@@ -220,14 +220,16 @@ TEST(GroupOrder, PutsTheColumnsOfAGroupSideBySide) {
   ASSERT_TRUE(order);
   const std::vector<int32_t> found(order->as<int32_t>(), order->as<int32_t>() + 4);
   EXPECT_EQ(found, (std::vector<int32_t>{1, 3, 0, 2}));
-  const QuantizedLinear ordered = in_group_order(q, *order);
-  EXPECT_FALSE(ordered.group_of);
-  const Tensor before = dequantize_reference(q), after = dequantize_reference(ordered);
+  const std::optional<OrderedLinear> ordered = in_group_order(q);
+  ASSERT_TRUE(ordered);
+  EXPECT_FALSE(ordered->linear.group_of);
+  EXPECT_EQ(std::vector<int32_t>(ordered->order.as<int32_t>(), ordered->order.as<int32_t>() + 4), found);
+  const Tensor before = dequantize_reference(q), after = dequantize_reference(ordered->linear);
   for (size_t o = 0; o < 2; ++o)
     for (size_t i = 0; i < 4; ++i)
       EXPECT_EQ(after.as<float>()[o * 4 + i], before.as<float>()[o * 4 + static_cast<size_t>(found[i])]) << o << i;
   q.group_of = host<int32_t>(DType::i32, {4}, {1, 1, 1, 0});
-  EXPECT_FALSE(group_order(q)) << "a group of three columns and one of one";
+  EXPECT_FALSE(group_order(q) || in_group_order(q)) << "a group of three columns and one of one";
 }
 
 TEST(RepresentableScale, KeepsTheSignAndIsNeverZero) {

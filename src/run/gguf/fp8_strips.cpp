@@ -4,8 +4,6 @@
 #include <map>
 #include <mutex>
 
-#include "kernels/cpu/tile_product.h"
-#include "kernels/products/blocks/block_gemm.h"
 #include "kernels/products/bytes/fp8_gemm.h"
 #include "src/run/gguf/strips.h"
 
@@ -29,8 +27,7 @@ const BlockForm* form_of(int64_t in) {
 
 bool lies_in_strips(const Exec& ex, const ByteLinear& l, const LoadOptions& o) {
   return !ex.on_cuda() && !o.ranks && o.dtype == DType::bf16 && l.codes.dtype() == DType::f8_e4m3 &&
-         l.input.group == 0 && l.codes.cols() % kChunkCols == 0 && cpu::block_loops() == cpu::BlockLoops::avx512 &&
-         cpu::tile_unit() != cpu::TileUnit::amx;
+         l.input.group == 0 && l.codes.cols() % kChunkCols == 0 && best_over_strips() == cpu::BlockLoops::avx512;
 }
 
 }  // namespace
@@ -51,12 +48,16 @@ Linear fp8_linear(Exec& ex, ByteLinear l, const LoadOptions& o) {
   return g;
 }
 
-void fp8_strip_gemm(Exec& ex, const GgufLinear& l, ConstTensorView x, TensorView y) {
+void fp8_strip_gemms(Exec& ex, ConstTensorView x, std::span<const GgufLinear* const> linears,
+                     std::span<const TensorView> ys) {
+  if (linears.empty()) return;
   const Tensor codes = ex.alloc(DType::f8_e4m3, x.shape), scales = ex.alloc(DType::f32, {x.rows()});
-  quantize_rows(ex, x, *l.input, codes, scales);
+  quantize_rows(ex, x, *linears[0]->input, codes, scales);
   const Tensor values = ex.alloc(DType::bf16, x.shape);
   cpu::f8_as_bf16(codes, values);
-  cpu::block_gemm(ex, values, view_of(l), l.bias, y, cpu::BlockLoops::avx512, scales.as<float>());
+  for (size_t i = 0; i < linears.size(); ++i)
+    cpu::block_gemm(ex, values, view_of(*linears[i]), linears[i]->bias, ys[i], cpu::BlockLoops::avx512,
+                    scales.as<float>());
 }
 
 }  // namespace fewbit

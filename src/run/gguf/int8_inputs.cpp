@@ -8,7 +8,6 @@
 #include <mutex>
 #include <tuple>
 
-#include "kernels/cpu/tile_product.h"
 #include "kernels/products/blocks/block_gemm.h"
 #include "kernels/products/blocks/block_int8.h"
 #include "src/core/names.h"
@@ -99,16 +98,13 @@ std::string refuses_int8_inputs(const QuantSpec& s, int64_t in, bool act_order) 
 bool lies_in_strips(const Exec& ex, const QuantizedLinear& q, const LoadOptions& o) {
   if (ex.on_cuda() || o.weights != Weights::packed || o.dtype != DType::bf16 || o.ranks) return false;
   if (q.spec.activations != ActQuant::none) return false;
-  const bool vectors = cpu::block_loops() != cpu::BlockLoops::plain && cpu::tile_unit() != cpu::TileUnit::amx;
-  if (o.acts != ActsType::int8 && !vectors) return false;
+  if (o.acts != ActsType::int8 && best_over_strips() == cpu::BlockLoops::plain) return false;
   return refuses_int8_inputs(q.spec, q.in(), false).empty() && (!q.group_of || group_order(q));
 }
 
 Linear strip_linear(Exec& ex, const QuantizedLinear& linear, Tensor bias, ActsType acts) {
-  std::optional<Tensor> order = group_order(linear);
-  std::optional<QuantizedLinear> ordered;
-  if (order) ordered = in_group_order(linear, *order);
-  const QuantizedLinear& q = ordered ? *ordered : linear;
+  std::optional<OrderedLinear> ordered = in_group_order(linear);
+  const QuantizedLinear& q = ordered ? ordered->linear : linear;
   const int64_t out = q.out(), in = q.in(), group = q.spec.group_size(in), groups = in / group;
   FEWBIT_ASSERT(refuses_int8_inputs(q.spec, in, q.group_of.has_value()).empty());
   const int bits = q.spec.bits <= 4 ? 4 : 8, mid = 1 << (q.spec.bits - 1);
@@ -119,7 +115,7 @@ Linear strip_linear(Exec& ex, const QuantizedLinear& linear, Tensor bias, ActsTy
                .out = out,
                .in = in,
                .acts = acts};
-  if (order) g.order = std::move(*order);
+  if (ordered) g.order = std::move(ordered->order);
   // A code of 4 bits is its level + 8, one of 8 bits the level's bits.
   const int shift = bits == 4 ? 8 - mid : -mid;
   g.strips = strips_of(ex, *form, out, in, [&](int64_t o, uint8_t* strip) {

@@ -1,9 +1,17 @@
 #pragma once
 // Weights of other files than GGUF's in the order of its blocks (kernels/products/blocks/block_layout.h).
-#include "kernels/products/blocks/block_layout.h"
+#include <algorithm>
+
+#include "kernels/cpu/tile_product.h"
+#include "kernels/products/blocks/block_gemm.h"
 #include "src/core/parallel.h"
 
 namespace fewbit {
+
+// The loops over strips where nothing multiplies codes faster; plain, with AMX too: it has tiles.
+inline cpu::BlockLoops best_over_strips() {
+  return cpu::tile_unit() == cpu::TileUnit::amx ? cpu::BlockLoops::plain : cpu::block_loops();
+}
 
 // Strips of a weight, whose outputs put(output, strip of it) stores.
 template <class Put>
