@@ -2,17 +2,17 @@
 // columns:
 //   1. cuBLAS brings the residual of earlier columns, X_B = (W - Q)[:, <B] R[<B, B]. Tiles are gathered in strips of
 //      some 1024 columns: one wide product per strip covers everything before it, of two bf16 terms of each factor
-//      (kernels/device/split_product.cuh), a narrow one in f32 the strip's own tiles.
+//      (kernels/device/split_product.cuh), a narrow one in f32 the strip's own tiles. The bits of a row do not depend
+//      on the rows beside it.
 //   2. One kernel walks the tile (kernels/quantize/error_feedback_walk.cuh) with U_BB = R_BB^-1.
 // A group wider than a tile gets its scales before its first tile, from its live weights, which a triangular solve with
-// R_GG gives.
+// R_GG gives, by its U_BB.
 #include <algorithm>
 #include <type_traits>
 #include <vector>
 
 #include "kernels/device/split_product.cuh"
 #include "kernels/exec/exec_cuda.h"
-#include "kernels/products/gemm.h"
 #include "kernels/quantize/column_tiles.h"
 #include "kernels/quantize/error_feedback.h"
 #include "kernels/quantize/error_feedback_walk.cuh"
@@ -88,7 +88,7 @@ class Loop {
     int64_t strip = 0, before = 0;  // the first columns of this strip and of the one before it
     for (size_t t = 0; t < tiles_.size(); ++t) {
       const ColumnTile& tile = tiles_[t];
-      if (!fixed_ && q_.group > kTileCols && tile.begin % q_.group == 0) choose_spanning(tile.begin);
+      if (!fixed_ && q_.group > kTileCols && tile.begin % q_.group == 0) choose_spanning(t);
       if (t == 0 || tile.end - strip > kStripCols) {
         strip = tile.begin;
         int64_t end = tile.end;
@@ -113,10 +113,26 @@ class Loop {
   // What the strip's columns before a tile left for it is added to that.
   void inside_strip(int64_t strip, const ColumnTile& tile) {
     if (strip == tile.begin) return;
-    cuda::matmul(ex_, {.a = mat<float>(delta_).block(0, out_, strip, tile.begin),
-                       .b = mat<float>(a_.r).block(strip, tile.begin, tile.begin, tile.end),
-                       .c = {strip_.as<float>() + (tile.begin - strip), out_, tile.size(), kStripCols},
-                       .beta = 1});
+    product(mat<float>(delta_).block(0, out_, strip, tile.begin),
+            mat<float>(a_.r).block(strip, tile.begin, tile.begin, tile.end),
+            {strip_.as<float>() + (tile.begin - strip), out_, tile.size(), kStripCols}, {.beta = 1});
+  }
+
+  // c = alpha a b + beta c.
+  void product(const Mat<const float>& a, const Mat<const float>& b, const Mat<float>& c, const SplitScale& scale) {
+    const RowFactors factors[] = {{a.data, b.data}};
+    row_product(s_,
+                {.type = CUDA_R_32F,
+                 .rows = a.rows,
+                 .inner = a.cols,
+                 .cols = b.cols,
+                 .a_ld = a.ld,
+                 .b_ld = b.ld,
+                 .c = c.data,
+                 .c_ld = c.ld,
+                 .alpha = scale.alpha,
+                 .beta = scale.beta},
+                factors);
   }
 
   void invert() {
@@ -131,18 +147,36 @@ class Loop {
     FEWBIT_CUDA_LAUNCHED();
   }
 
-  void choose_spanning(int64_t begin) {
+  // live [out, n] = live R_GG^-1 for the group whose first tile is `index`, tile by tile: what the tiles before one
+  // left goes first, then its own columns are multiplied by its U_BB.
+  void solve_group(size_t index, const Tensor& live) {
+    const int64_t begin = tiles_[index].begin, n = live.cols();
+    const Tensor room = ex_.alloc(DType::f32, {out_, kTile});
+    for (; index < tiles_.size() && tiles_[index].begin < begin + n; ++index) {
+      const ColumnTile& tile = tiles_[index];
+      const int64_t at = tile.begin - begin, size = tile.size();
+      const Mat<float> here = mat<float>(live).block(0, out_, at, at + size);
+      if (at > 0)
+        product(mat<float>(live).block(0, out_, 0, at), mat<float>(a_.r).block(begin, tile.begin, tile.begin, tile.end),
+                here, {.alpha = -1, .beta = 1});
+      const Mat<const float> inverse{inverse_.as<float>() + static_cast<int64_t>(index) * kTile * kTile, size, size,
+                                     kTile};
+      product(here, inverse, {room.as<float>(), out_, size, kTile}, {});
+      FEWBIT_CUDA_CALL(cudaMemcpy2DAsync(here.data, static_cast<size_t>(n) * sizeof(float), room.as<float>(),
+                                         kTile * sizeof(float), static_cast<size_t>(size) * sizeof(float),
+                                         static_cast<size_t>(out_), cudaMemcpyDeviceToDevice, s_.stream));
+    }
+  }
+
+  // Scales of the group whose first tile is `index`.
+  void choose_spanning(size_t index) {
+    const int64_t begin = tiles_[index].begin;
     const int64_t end = std::min(in_, begin + q_.group), n = end - begin;
     const Tensor live = ex_.alloc(DType::f32, {out_, n});
     if (begin > 0) {
-      cuda::matmul(ex_, {.a = mat<float>(delta_).block(0, out_, 0, begin),
-                         .b = mat<float>(a_.r).block(0, begin, begin, end),
-                         .c = mat<float>(live)});
-      // Row-major X R_GG^-1 is R_GG^-T X^T column-major, where R_GG's memory reads as a lower triangle.
-      const float one = 1;
-      FEWBIT_CUBLAS_CALL(cublasStrsm_64(s_.blas, CUBLAS_SIDE_LEFT, CUBLAS_FILL_MODE_LOWER, CUBLAS_OP_N,
-                                        CUBLAS_DIAG_NON_UNIT, n, out_, &one, a_.r.as<float>() + begin * in_ + begin,
-                                        in_, live.as<float>(), n));
+      product(mat<float>(delta_).block(0, out_, 0, begin), mat<float>(a_.r).block(0, begin, begin, end),
+              mat<float>(live), {});
+      solve_group(index, live);
     }
     add_weights_kernel<<<static_cast<unsigned>(out_), 256, 0, s_.stream>>>(a_.w.as<float>(), live.as<float>(), in_,
                                                                            begin, n, begin == 0);

@@ -90,6 +90,8 @@ inline FactorStatus shift_targets(Exec& ex, ConstTensorView w, ConstTensorView c
 // Columns that the solver on CUDA takes at a time: its inverted diagonal blocks are [kSolveCols, kSolveCols]. Rows that
 // it solves for at once, and whose terms are there: 512 MiB of them at most.
 inline constexpr int64_t kSolveCols = 1024;
+// Columns of a strip of M in products w M on CUDA: those of some 2,000 rows fill the multiprocessors.
+inline constexpr int64_t kShiftCols = 2048;
 inline int64_t shift_rows(int64_t out, int64_t n) {
   return std::min(out, std::clamp<int64_t>((int64_t{1} << 27) / n / 256 * 256, 256, 4096));
 }
@@ -103,7 +105,7 @@ inline int64_t shift_bytes(Device::Kind kind, int64_t out, int64_t n) {
   const int64_t square = n * n, shared = shares_shift(kind, n) ? 4 * square : 0;
   const int64_t blocks = (n + kSolveCols - 1) / kSolveCols * kSolveCols * kSolveCols;
   const int64_t making = 12 * square + 12 * blocks + 2 * kSolveCols * n;
-  const int64_t solving = 8 * square + 4 * blocks + 4 * n * (shift_rows(std::max(out, shared ? n : 0), n) + kSolveCols);
+  const int64_t solving = 8 * square + 4 * blocks + 4 * n * (shift_rows(std::max(out, shared ? n : 0), n) + kShiftCols);
   return shared + std::max(making, solving);
 }
 }  // namespace fewbit

@@ -273,13 +273,10 @@ class ShiftSystem {
   Tensor inverse_{};  // bf16: terms of the blocks' inverses
 };
 
-// Rows of a panel and columns of a strip of product_with_terms(): both together fill the multiprocessors once.
-constexpr int64_t kTermCols = 1024;
-
 // target [out, n] = w M [n, n] on bf16 terms; terms_of(begin, cols, strip) makes those of columns of M.
 template <class TermsOf>
 void product_with_terms(Exec& ex, ConstTensorView w, TensorView target, const TermsOf& terms_of) {
-  const int64_t out = w.rows(), n = w.cols(), panel = shift_rows(out, n), widest = std::min(n, kTermCols);
+  const int64_t out = w.rows(), n = w.cols(), panel = shift_rows(out, n), widest = std::min(n, kShiftCols);
   CudaState& s = ex.cuda_state();
   const SplitMatrix rows(ex, panel, n), strip(ex, n, widest);
   for (int64_t first = 0; first < out; first += panel) {
@@ -309,8 +306,8 @@ void solve_rows(Exec& ex, const ShiftSystem& system, const float* base, float* x
 
 }  // namespace
 
-// The cut depends on the shape of the weight alone, and so do the kernels that cuBLAS and cuSOLVER choose: the bits are
-// those of every run on this shape, whatever memory there is.
+// The kernels that cuBLAS and cuSOLVER choose depend on the width of the weight alone: the bits of a row are those of
+// every run on this width, whatever memory and however many rows there are.
 FactorStatus shift_targets(Exec& ex, ConstTensorView w, ConstTensorView cross, ConstTensorView gram, float lambda,
                            ConstTensorView more, float share, TensorView target, const PanelShare& panels, Tensor* r) {
   FEWBIT_ASSERT(panels.alone());

@@ -48,8 +48,9 @@ inline void descend_codes(Exec& ex, const RefineArgs& a, const MutableCodedView&
 // How refit_scales is cut. Of H only the rows of one group are taken apart or wide, or of large groups a strip of their
 // columns (refit_strip: its values). A row costs its levels, products and, on the CPU, targets, and its equations;
 // kRefitBytes of rows are in work (on CUDA twice that, so that a product fills the GPU), and on the CPU never less than
-// a block of 16 for every thread. On CUDA all rows have their right sides first, by (T - Q) H whole.
-inline constexpr int64_t kRefitRows = 16;
+// a block of 16 for every thread. On CUDA all rows have their right sides first, by (T - Q) H whole, in strips of
+// kRefitCols columns of H.
+inline constexpr int64_t kRefitRows = 16, kRefitCols = 2048;
 inline constexpr int64_t kRefitBytes = int64_t{1} << 28;
 inline int64_t refit_row_bytes(Device::Kind kind, int64_t n, int64_t groups) {
   return (kind == Device::cuda ? 6 : 20) * n + 8 * groups * (groups + 1) + (kind == Device::cuda ? 20 : 0);
@@ -68,9 +69,9 @@ inline int64_t refine_bytes(Device::Kind kind, int64_t out, int64_t n, int64_t g
   const int64_t groups = (n + group - 1) / group, rows = refit_rows(kind, out, n, groups);
   const int64_t width = std::min(group, n), strip = refit_strip(kind, width, n);
   if (kind == Device::cpu) return rows * refit_row_bytes(kind, n, groups) + 8 * strip;
-  const int64_t terms = 4 * n * (out + kStripCols);  // of T - Q and of a strip of H
+  const auto terms = [&](int64_t cols) { return 4 * n * (out + cols); };  // of T - Q and of a strip of H
   const int64_t systems = rows * (refit_row_bytes(kind, n, groups) + 6 * width) + 6 * strip;
-  const int64_t refit = std::max(terms + 4 * out * n, systems) + 8 * out * groups + 12 * n;
-  return std::max(refit, terms + 4 * out * kStripCols + 4 * n);
+  const int64_t refit = std::max(terms(std::min(n, kRefitCols)) + 4 * out * n, systems) + 8 * out * groups + 12 * n;
+  return std::max(refit, terms(kStripCols) + 4 * out * kStripCols + 4 * n);
 }
 }  // namespace fewbit

@@ -263,13 +263,13 @@ class Refit {
 
   // b of all rows: wide products, which few rows at a time would not give.
   void gradient(int64_t out) {
-    const SplitMatrix delta(ex_, out, n_), h(ex_, n_, kStripCols);
+    const SplitMatrix delta(ex_, out, n_), h(ex_, n_, std::min(n_, kRefitCols));
     const Tensor product = ex_.alloc(DType::f32, {out, n_});
     const CodedArrays<false> q(read_only(q_));
     delta_terms_kernel<<<static_cast<unsigned>(out), kThreads, 0, s_.stream>>>(a_.target.as<float>(), q, delta.terms());
     FEWBIT_CUDA_LAUNCHED();
-    for (int64_t strip = 0; strip < n_; strip += kStripCols) {
-      const int64_t cols = std::min(n_ - strip, kStripCols);
+    for (int64_t strip = 0; strip < n_; strip += kRefitCols) {
+      const int64_t cols = std::min(n_ - strip, kRefitCols);
       split(s_, a_.h.as<float>() + strip, n_, n_, cols, h.terms());
       split_product(s_, delta.terms(), h.terms(), out, n_, cols, product.as<float>() + strip, n_);
     }
@@ -281,7 +281,6 @@ class Refit {
   // Row g of A of every row, from the diagonal on.
   void normal_row(int64_t g, int64_t rows) {
     const int64_t first = by_group_.begin(g), width = by_group_.end(g) - first, behind = n_ - first;
-    const float one = 1, zero = 0;
     if (width == 0) {
       ex_.zero(product_);
     } else {
@@ -294,11 +293,17 @@ class Refit {
       gather_gram_kernel<<<static_cast<unsigned>(width), kThreads, 0, s_.stream>>>(
           a_.h.as<float>(), order_.as<int32_t>(), strip(), n_, first, first + begin, cols);
       FEWBIT_CUDA_LAUNCHED();
-      // Row-major Z = C_g H_g is Z^T = H_g^T C_g^T column-major.
-      FEWBIT_CUBLAS_CALL(cublasGemmEx_64(s_.blas, CUBLAS_OP_N, CUBLAS_OP_N, cols, rows, 3 * width, &one, strip(),
-                                         CUDA_R_16BF, cols, stack(), CUDA_R_16BF, 3 * width, &zero,
-                                         product_.as<float>() + begin, CUDA_R_32F, behind, CUBLAS_COMPUTE_32F,
-                                         CUBLAS_GEMM_DEFAULT));
+      const RowFactors levels_and_gram[] = {{stack(), strip()}};  // Z = C_g H_g
+      row_product(s_,
+                  {.type = CUDA_R_16BF,
+                   .rows = rows,
+                   .inner = 3 * width,
+                   .cols = cols,
+                   .a_ld = 3 * width,
+                   .b_ld = cols,
+                   .c = product_.as<float>() + begin,
+                   .c_ld = behind},
+                  levels_and_gram);
     }
     normal_row_kernel<<<static_cast<unsigned>(rows), kThreads, 0, s_.stream>>>(
         product_.as<float>(), level(), start_.as<int32_t>(), a_rows_.as<double>(), n_, static_cast<int>(groups_),

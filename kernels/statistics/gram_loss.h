@@ -28,8 +28,9 @@ inline void gram_loss(Exec& ex, ConstTensorView a, ConstTensorView b, ConstTenso
   pick(ex, &cpu::gram_loss, FEWBIT_CUDA_OP(gram_loss))(ex, a, b, h, loss, sums);
 }
 
-// How the products of terms are cut on CUDA: the tiles of a panel's strip fill the multiprocessors once.
-inline constexpr int64_t kLossRows = 4096, kLossCols = 1024;
+// How the products of terms are cut on CUDA: the tiles of half a panel's strip fill the multiprocessors once. The bits
+// of a row's loss do not depend on the rows beside it.
+inline constexpr int64_t kLossRows = 4096, kLossCols = 2048;
 
 // Bytes that the op takes at its peak besides its arguments, whatever the sums: in f64 H is widened strip by strip; of
 // terms a panel of a - b is there and a strip of H (4 bytes an entry), and their product.

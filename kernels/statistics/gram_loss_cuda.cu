@@ -1,7 +1,6 @@
 // The error of a coded linear under a Gram matrix: delta and strips of H's upper half widened to f64, their products,
-// one dot per row. The cut depends on the shape alone, and so do the kernels that cuBLAS chooses, and the bits. The f64
-// tensor cores of a data-centre GPU make this as fast as f32 would be, and the terms of a good quantizer's error
-// cancel.
+// one dot per row. The kernels that cuBLAS chooses, and the bits of a row, depend on the width alone. The f64 tensor
+// cores of a data-centre GPU make this as fast as f32 would be, and the terms of a good quantizer's error cancel.
 #include <algorithm>
 
 #include "kernels/device/reduce.cuh"
@@ -35,14 +34,21 @@ __global__ void upper_strip_kernel(const float* __restrict__ h, double* __restri
 // x [rows, n] = delta [rows, n] U, where U is the upper half of h by strips, its entries above a strip twice.
 void upper_product(CudaState& s, const double* delta, int64_t rows, const WideCut& cut, const float* h, double* strip,
                    double* x) {
-  const double one = 1, zero = 0;
   for (int64_t i = 0; i < cut.strips(); ++i) {
     const int64_t begin = cut.begin(i), end = cut.end(i), width = end - begin;
     upper_strip_kernel<<<static_cast<unsigned>(end), kThreads, 0, s.stream>>>(h, strip, cut.n, begin, end);
     FEWBIT_CUDA_LAUNCHED();
-    // Row-major X = D U is X^T = U^T D^T column-major.
-    FEWBIT_CUBLAS_CALL(cublasDgemm_64(s.blas, CUBLAS_OP_N, CUBLAS_OP_N, width, rows, end, &one, strip, width, delta,
-                                      cut.n, &zero, x + begin, cut.n));
+    const RowFactors delta_and_strip[] = {{delta, strip}};
+    row_product(s,
+                {.type = CUDA_R_64F,
+                 .rows = rows,
+                 .inner = end,
+                 .cols = width,
+                 .a_ld = cut.n,
+                 .b_ld = width,
+                 .c = x + begin,
+                 .c_ld = cut.n},
+                delta_and_strip);
   }
 }
 

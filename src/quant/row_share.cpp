@@ -6,8 +6,8 @@
 
 namespace fewbit {
 
-RowShare::RowShare(const Exec& ex, const Ranks& ranks, int64_t out, const QuantSpec& spec) {
-  if (ranks.alone() || ex.on_cuda() || spec.out_group >= out) return;
+RowShare::RowShare(const Exec& ex, const Ranks& ranks, int64_t out, const QuantSpec& spec) : on_cuda_(ex.on_cuda()) {
+  if (ranks.alone() || spec.out_group >= out) return;
   const int64_t unit = std::lcm(kRowUnit, spec.out_group);
   if (out < unit * ranks.size()) return;
   ranks_ = &ranks;
@@ -25,16 +25,20 @@ ConstTensorView RowShare::mine(ConstTensorView whole) const {
   return whole.row_range(begin_[rank], begin_[rank + 1]);
 }
 
-Tensor RowShare::whole(Tensor band, int64_t unit) const {
+Tensor RowShare::whole(Exec& ex, Tensor band, int64_t unit) const {
   if (alone()) return band;
   std::vector<int64_t> begin;
   for (const int64_t b : begin_) begin.push_back((b + unit - 1) / unit);
-  Tensor all = Tensor::host(band.dtype(), {begin.back(), band.cols()});
+  Tensor all = ex.alloc(band.dtype(), {begin.back(), band.cols()});
   const auto rank = static_cast<size_t>(ranks_->rank());
-  Exec host = Exec::cpu();
-  host.copy(band, all.view().row_range(begin[rank], begin[rank + 1]));
-  ranks_->all_gather_rows(host, all, begin);
+  ex.copy(band, all.view().row_range(begin[rank], begin[rank + 1]));
+  ranks_->all_gather_rows(ex, all, begin);
   return all;
+}
+
+Tensor RowShare::whole(Tensor band, int64_t unit) const {
+  Exec host = Exec::cpu();
+  return whole(host, std::move(band), unit);
 }
 
 void RowShare::gather(QuantizedLinear& q) const {
@@ -45,7 +49,7 @@ void RowShare::gather(QuantizedLinear& q) const {
 }
 
 PanelShare RowShare::panels() const {
-  if (alone()) return {};
+  if (alone() || on_cuda_) return {};
   return {.rank = ranks_->rank(), .size = ranks_->size(), .gather = [this](void* all, std::span<const int64_t> begin) {
             Exec host = Exec::cpu();
             ranks_->all_gather_rows(host, TensorView{all, DType::u8, {begin.back(), 1}, {}}, begin);

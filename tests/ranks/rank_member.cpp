@@ -165,6 +165,13 @@ void gpus(const Ranks& ranks) {
       ranks.broadcast(ex, all, root);
     }
   }
+  const RowShare rows(ex, ranks, 64 * ranks.size() + 7, {});  // the last one has a few rows more
+  const Tensor right = filled(5, {64 * ranks.size() + 7, 33});
+  const ConstTensorView mine = rows.mine(right);
+  const Tensor all = rows.whole(ex, ex.to_device(mine));
+  expect(!rows.alone() && mine.rows() < right.rows() && all.rows() == right.rows(), "rows of a linear");
+  expect(std::memcmp(ex.to_host(all).as<float>(), right.as<float>(), static_cast<size_t>(right.bytes())) == 0,
+         "rows of a linear, gathered");
   const std::string by = ranks.device_library();
   fmt::print("tensors by {}\n", by.empty() ? "host memory" : by);
 }

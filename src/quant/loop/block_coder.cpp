@@ -46,6 +46,19 @@ MethodResult quantize_turned(Exec& ex, const Method& method, LinearJob job) {
   return r;
 }
 
+// The codes of all rows, where each rank has those of its own; host memory has what it had of them.
+void gather_rows(Exec& ex, const RowShare& rows, MethodResult& r) {
+  if (rows.alone()) return;
+  DeviceCodes& q = r.there;
+  if (q.codes.empty()) return rows.gather(r.linear);
+  q.codes = rows.whole(ex, std::move(q.codes));
+  q.scales = rows.whole(ex, std::move(q.scales), r.linear.spec.out_group);
+  if (q.zeros) q.zeros = rows.whole(ex, std::move(q.zeros));
+  if (!r.linear.codes.empty()) r.linear.codes = ex.to_host(q.codes);
+  r.linear.scales = ex.to_host(q.scales);
+  if (q.zeros) r.linear.zeros = ex.to_host(q.zeros);
+}
+
 }  // namespace
 
 BlockCoder::BlockCoder(Exec& ex, const Checkpoint& c, const QuantPlan& plan, const QuantJob& job, Phases& phases,
@@ -59,7 +72,7 @@ BlockCoder::BlockCoder(Exec& ex, const Checkpoint& c, const QuantPlan& plan, con
       ahead_(ahead),
       ranks_(*job.ranks),
       runs_(runs) {
-  if (plan.memory.beside > 0 && ranks_.alone()) side_.emplace(ex, 0);
+  if (plan.memory.beside > 0) side_.emplace(ex, 0);
   if (plan.memory.lanes > 1 && ranks_.alone()) lanes_.emplace(ex, plan.memory.lanes);
 }
 
@@ -174,6 +187,7 @@ void BlockCoder::quantize_apart(const std::vector<Group>& groups, const std::fun
         if (r == rank) coded = std::move(mine.front()), mine.pop_front();
         coded.linear.spec = p.recipe.spec;
         linear_from(ranks_, static_cast<int>(r), coded.linear, coded.record);
+        codes_from(ex_, ranks_, static_cast<int>(r), coded.there);
         take(std::move(coded), replaced);
       }
   }
@@ -247,9 +261,8 @@ void BlockCoder::code(Exec& ex, CodedLinear& coded, const Tensor& w, const Input
   job.curvature = coded.curvature ? &*coded.curvature : nullptr;
   MethodResult r = p.recipe.spec.turn ? quantize_turned(ex, *p.recipe.method, job) : p.recipe.method->quantize(ex, job);
   coded.curvature.reset();
-  rows.gather(r.linear);
+  gather_rows(ex, rows, r);
   if (p.recipe.spec.activations == ActQuant::tensor) r.linear.input_scale = stats->input_scale;
-  if (!ranks_.alone()) r.there = {};  // of some rows alone, or of other linears that wait for the ranks
   if (!r.linear.codes.empty()) validate(r.linear);
   coded.record.rung = r.rung;
   coded.record.coupled = r.coupled;
@@ -363,6 +376,7 @@ void BlockCoder::pack(CodedLinear& c) {
   c.weight.reset();
   if (ranks_.rank() != 0) {
     c.linear = {};
+    c.there = {};
     return;
   }
   const int64_t codes = c.plan->linear.out * c.plan->linear.in;

@@ -5,17 +5,23 @@
 namespace fewbit {
 namespace {
 
-void tensor_from(const Ranks& ranks, int root, Tensor& t) {
+// On the device of `ex`; it stays as it is where the root's is empty.
+void tensor_from(Exec& ex, const Ranks& ranks, int root, Tensor& t) {
   struct Form {
     DType dtype;
     int64_t rows, cols, rank;
   };
-  const Form here{t.dtype(), t.rows(), t.empty() ? 0 : t.cols(), t.shape().rank()};
+  Form here{DType::u8, 0, 0, 0};
+  if (!t.empty()) here = {t.dtype(), t.rows(), t.cols(), t.shape().rank()};
   const Form form = value_of_root(ranks, here, root);
-  if (ranks.rank() != root)
-    t = Tensor::host(form.dtype, form.rank == 1 ? Shape{form.rows} : Shape{form.rows, form.cols});
+  if (form.rank == 0) return;
+  if (ranks.rank() != root) t = ex.alloc(form.dtype, form.rank == 1 ? Shape{form.rows} : Shape{form.rows, form.cols});
+  ranks.broadcast(ex, t, root);
+}
+
+void tensor_from(const Ranks& ranks, int root, Tensor& t) {
   Exec host = Exec::cpu();
-  ranks.broadcast(host, t, root);
+  tensor_from(host, ranks, root, t);
 }
 
 void tensor_from(const Ranks& ranks, int root, std::optional<Tensor>& t) {
@@ -40,6 +46,10 @@ void linear_from(const Ranks& ranks, int root, QuantizedLinear& linear, LinearRe
   number_from(ranks, root, linear.global_scale);
   const std::string text = text_of_root(ranks, ranks.rank() == root ? to_json(record) : "", root);
   if (ranks.rank() != root) record = linear_record_from_json(text);
+}
+
+void codes_from(Exec& ex, const Ranks& ranks, int root, DeviceCodes& q) {
+  for (Tensor* t : {&q.codes, &q.scales, &q.zeros, &q.group_of}) tensor_from(ex, ranks, root, *t);
 }
 
 }  // namespace fewbit
