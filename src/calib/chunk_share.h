@@ -3,6 +3,7 @@
 // forward and keeps the states of those alone; what the statistics need of a chunk it sends to all. Every rank is shown
 // all chunks in the order in which one process would bring them.
 #include <functional>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -18,7 +19,9 @@ class ChunkShare {
   using Bring = std::function<Rows(int64_t chunk)>;  // the rows stay until the next call
   using Show = std::function<void(int64_t chunk, const Rows&)>;
 
-  ChunkShare(Exec& ex, const Ranks& ranks, const Chunks& chunks) : ex_(ex), ranks_(ranks), chunks_(chunks) {}
+  // `beside`: where rows go from GPU to GPU, those of one chunk of every rank are on their way while the next are
+  // brought.
+  ChunkShare(Exec& ex, const Ranks& ranks, const Chunks& chunks, bool beside = false);
 
   bool alone() const { return ranks_.alone(); }
   bool mine(int64_t chunk) const { return chunk % ranks_.size() == ranks_.rank(); }
@@ -30,10 +33,21 @@ class ChunkShare {
 
  private:
   int owner(int64_t chunk) const { return static_cast<int>(chunk % ranks_.size()); }
+  void each_beside(std::span<const int64_t> features, DType dtype, const Bring& bring, const Show& show) const;
+  struct Round;
+  void send(Round&, int64_t first, const Bring& bring) const;
+  void show_all(const Round&, const Show& show) const;
 
   Exec& ex_;
   const Ranks& ranks_;
   Chunks chunks_;
+  mutable std::optional<Exec> way_{};  // with the stream by which rows go beside
 };
+
+// Rows that are there at a time, of all chunks that ranks show each other: on GPUs (`beside`) those of two rounds, else
+// of one chunk.
+inline int64_t rows_shown(Device::Kind kind, int ranks, const Chunks& chunks) {
+  return (ranks == 1 ? 0 : kind == Device::cuda ? 2 * ranks : 1) * chunks.most_rows();
+}
 
 }  // namespace fewbit

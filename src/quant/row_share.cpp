@@ -61,7 +61,14 @@ bool RowShare::everywhere(bool here) const { return alone() ? here : true_for_al
 int64_t RowShare::sum(int64_t here) const { return alone() ? here : sum_of_all(*ranks_, {here}).front(); }
 
 double RowShare::sum_of(Exec& ex, ConstTensorView band) const {
-  const Tensor host = whole(ex.to_host(band));
+  Tensor all;
+  if (!alone()) {
+    const auto rank = static_cast<size_t>(ranks_->rank());
+    all = ex.alloc(DType::f64, {begin_.back()});
+    ex.copy(band, all.view().row_range(begin_[rank], begin_[rank + 1]));
+    ranks_->all_gather_rows(ex, all, begin_);
+  }
+  const Tensor host = ex.to_host(all.empty() ? band : all);
   return std::accumulate(host.as<double>(), host.as<double>() + host.numel(), 0.0);
 }
 

@@ -48,28 +48,36 @@ std::shared_ptr<DeviceLink> DeviceLink::join(const Ranks& ranks, Exec& ex) {
   if (ranks.rank() == 0) check_call(*calls, calls->make_id(&id));
   bytes_of_root(ranks, id);
   std::shared_ptr<DeviceLink> link(new DeviceLink(*calls, ranks.rank(), ranks.size()));
-  link->check(calls->start(&id, ranks.rank(), ranks.size(), ex.device().index, &link->link_));
+  link->started_ = std::async(std::launch::async, [calls, id, l = link.get(), device = ex.device().index] {
+    return calls->start(&id, l->rank_, l->size_, device, &l->link_);
+  });
   return link;
 }
 
+void* DeviceLink::way() {
+  if (started_.valid()) check(started_.get());
+  return link_;
+}
+
 DeviceLink::~DeviceLink() {
+  if (started_.valid()) started_.wait();
   if (link_) calls_.finish(link_);
 }
 
 void DeviceLink::broadcast(Exec& ex, TensorView t, int root) {
-  if (t.bytes() > 0) check(calls_.broadcast(link_, t.data, t.bytes(), root, native_stream(ex)));
+  if (t.bytes() > 0) check(calls_.broadcast(way(), t.data, t.bytes(), root, native_stream(ex)));
 }
 
 void DeviceLink::all_gather_rows(Exec& ex, TensorView all, std::span<const int64_t> begin) {
   const auto band = [&](int r) {
     return all.row_range(begin[static_cast<size_t>(r)], begin[static_cast<size_t>(r) + 1]);
   };
-  void* const stream = native_stream(ex);
+  void *const stream = native_stream(ex), *const link = way();
   check(calls_.begin_group());
   for (int r = 0; r < size_; ++r) {
     if (r == rank_) continue;
-    if (band(rank_).bytes() > 0) check(calls_.send(link_, band(rank_).data, band(rank_).bytes(), r, stream));
-    if (band(r).bytes() > 0) check(calls_.receive(link_, band(r).data, band(r).bytes(), r, stream));
+    if (band(rank_).bytes() > 0) check(calls_.send(link, band(rank_).data, band(rank_).bytes(), r, stream));
+    if (band(r).bytes() > 0) check(calls_.receive(link, band(r).data, band(r).bytes(), r, stream));
   }
   check(calls_.end_group());
 }
@@ -89,12 +97,12 @@ void DeviceLink::all_reduce_sum(Exec& ex, TensorView t) {
   const TensorView mine = band(rank_);
   const TensorView values = room(ex, size_ * mine.numel());
   const auto of = [&](int r) { return values.row_range(r * mine.numel(), (r + 1) * mine.numel()); };
-  void* const stream = native_stream(ex);
+  void *const stream = native_stream(ex), *const link = way();
   check(calls_.begin_group());
   for (int r = 0; r < size_; ++r) {
     if (r == rank_) continue;
-    if (band(r).bytes() > 0) check(calls_.send(link_, band(r).data, band(r).bytes(), r, stream));
-    if (mine.bytes() > 0) check(calls_.receive(link_, of(r).data, mine.bytes(), r, stream));
+    if (band(r).bytes() > 0) check(calls_.send(link, band(r).data, band(r).bytes(), r, stream));
+    if (mine.bytes() > 0) check(calls_.receive(link, of(r).data, mine.bytes(), r, stream));
   }
   check(calls_.end_group());
   if (mine.numel() > 0) {

@@ -2,6 +2,7 @@
 // DeviceLink: tensors from GPU to GPU by NCCL, where every rank has a GPU of its own and NCCL; Ranks uses it for its
 // collective calls, whose results have the bits that they have through host memory. Work is put on the stream of the
 // Exec, and nobody waits for it; it may be recorded (Exec::record) once the same call has been made with as many bytes.
+#include <future>
 #include <memory>
 #include <span>
 #include <string>
@@ -16,8 +17,9 @@ class Ranks;
 
 class DeviceLink {
  public:
-  // Collective, on an Exec of a GPU. Null, on all ranks, where one of them has no module (docs/ranks.md), two have the
-  // same GPU, or the environment of one says FEWBIT_NCCL=0.
+  // Collective, on an Exec of a GPU. The ways between the GPUs, which take NCCL a second, are made by a thread of their
+  // own until the first tensor is handed over. Null, on all ranks, where one of them has no module (docs/ranks.md), two
+  // have the same GPU, or the environment of one says FEWBIT_NCCL=0.
   static std::shared_ptr<DeviceLink> join(const Ranks&, Exec&);
   ~DeviceLink();
   DeviceLink(const DeviceLink&) = delete;
@@ -35,10 +37,12 @@ class DeviceLink {
   TensorView room(Exec&, int64_t count);
   DeviceLink(const NcclCalls& calls, int rank, int size) : calls_(calls), rank_(rank), size_(size) {}
   void check(int status) const;
+  void* way();  // once it is there
 
   const NcclCalls& calls_;
   int rank_, size_;
   void* link_ = nullptr;
+  std::future<int> started_{};
   std::vector<Tensor> rooms_;
 };
 

@@ -44,7 +44,7 @@ BlockLoop::BlockLoop(Exec& ex, const Checkpoint& c, const QuantPlan& plan, const
       coder_(ex, c, plan, job, phases_, background_, ahead_, windows.count > 0),
       ends_(ex, c, plan, job, phases_, background_, ahead_, windows.count > 0),
       chunks_{.windows = windows.count, .length = windows.length, .at_once = chunk_tokens(ex.device().kind)},
-      share_(ex, ranks_, chunks_),
+      share_(ex, ranks_, chunks_, true),
       store_(ex, room_of(plan, journal)),
       windows_(windows),
       background_(job.overlaps, ex.on_cuda()) {

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "kernels/statistics/gram_lanes.h"
+#include "src/calib/chunk_share.h"
 #include "src/calib/cuts.h"
 #include "src/calib/expert_pieces.h"
 #include "src/calib/lanes.h"
@@ -267,8 +268,8 @@ class Estimate {
     const int64_t in = linears_of(spec_.block(layer)[at]).front().in_features;
     return error_bytes(error_features(plan_, spec_, layer, at), in, kind_, elem_, chunks_.most_rows(), ranks_);
   }
-  // Rows of a chunk that another process brings.
-  int64_t received_bytes(int64_t in) const { return ranks_ == 1 ? 0 : chunks_.most_rows() * in * elem_ * streams_; }
+  // Rows of chunks that processes show each other.
+  int64_t received_bytes(int64_t in) const { return rows_shown(kind_, ranks_, chunks_) * in * elem_ * streams_; }
 
   // What the method needs besides the sums, for the linear of the op that needs most.
   int64_t work_bytes(int64_t layer, const BlockOp& op) const {

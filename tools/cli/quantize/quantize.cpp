@@ -284,7 +284,8 @@ void add_times_or_refuse(const QuantizeArgs& a, Exec& ex, const Checkpoint& c, c
   const auto refuse = [&] { refuse_if_any(plan, disk_of(plan, job, a.limits, c)); };
   if (claim_out) {
     refuse();
-    claim_out();  // nothing is measured beside the reading of the model
+    if (!the_ranks().alone()) the_ranks().link_devices(ex);  // which goes on beside the reading
+    claim_out();                                             // nothing is measured beside the reading of the model
   }
   if (plan.refusals.empty() && plan.memory.refusal.empty() && the_ranks().alone())
     add_times(ex, c, options, job.out, plan);  // rates are those of one process
