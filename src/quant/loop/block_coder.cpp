@@ -16,7 +16,6 @@
 #include "src/model/checkpoint_parts.h"
 #include "src/model/stacked_experts.h"
 #include "src/quant/loop/block_encoding.h"
-#include "src/quant/loop/linear_exchange.h"
 #include "src/quant/loop/measure.h"
 #include "src/quant/loop/read_ahead.h"
 #include "src/quant/loop/turned_stats.h"
@@ -73,7 +72,7 @@ BlockCoder::BlockCoder(Exec& ex, const Checkpoint& c, const QuantPlan& plan, con
       ranks_(*job.ranks),
       runs_(runs) {
   if (plan.memory.beside > 0) side_.emplace(ex, 0);
-  if (plan.memory.lanes > 1 && ranks_.alone()) lanes_.emplace(ex, plan.memory.lanes);
+  if (plan.memory.lanes > 1) lanes_.emplace(ex, plan.memory.lanes);
 }
 
 void BlockCoder::begin(int64_t layer, const Journal& journal, bool sealed, bool learning) {
@@ -164,33 +163,6 @@ std::optional<InputRounding> BlockCoder::apart(const std::vector<Group>& groups)
       all = rounding;
     }
   return all;
-}
-
-void BlockCoder::quantize_apart(const std::vector<Group>& groups, const std::function<void(size_t first)>& next,
-                                std::map<std::string, Linear>* replaced) {
-  const auto ranks = static_cast<size_t>(ranks_.size()), rank = static_cast<size_t>(ranks_.rank());
-  for (size_t first = 0; first < groups.size(); first += ranks) {
-    next(first);
-    std::deque<CodedLinear> mine;
-    if (first + rank < groups.size()) {
-      const Group& group = groups[first + rank];
-      const float shared = shared_absmax(group.items);
-      for_each(group, [&](const LinearDef& def, const PlannedLinear& p, const InputStats* stats) {
-        mine.push_back(code(def, p, stats, shared, RowShare::none()));
-      });
-    }
-    for (size_t r = 0; r < ranks && first + r < groups.size(); ++r)
-      for (const LinearDef& def : groups[first + r].items) {
-        const PlannedLinear& p = plan_of(def);
-        if (p.keep) continue;
-        CodedLinear coded = begin_record(def, p, nullptr);
-        if (r == rank) coded = std::move(mine.front()), mine.pop_front();
-        coded.linear.spec = p.recipe.spec;
-        linear_from(ranks_, static_cast<int>(r), coded.linear, coded.record);
-        codes_from(ex_, ranks_, static_cast<int>(r), coded.there);
-        take(std::move(coded), replaced);
-      }
-  }
 }
 
 void BlockCoder::measure_again(CodedLinear& c, const InputStats& stats) {

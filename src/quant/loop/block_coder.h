@@ -72,8 +72,7 @@ class BlockCoder {
   // Whether the linears of these groups can be dealt to the ranks, each to be quantized by one: none is encoded or
   // restored, and the quantized ones round their input alike. That rounding; nothing where they cannot.
   std::optional<InputRounding> apart(const std::vector<Group>&) const;
-  // Deals the groups to the ranks in turn. `next` is called by all before each takes its own of groups first, first + 1
-  // …, as many as there are ranks.
+  // Deals the groups to the ranks in turn. All call `next` before each takes its own of the next few, from `first` on.
   void quantize_apart(const std::vector<Group>&, const std::function<void(size_t first)>& next,
                       std::map<std::string, Linear>* replaced);
 
@@ -117,6 +116,7 @@ class BlockCoder {
   struct Dealt;
   std::unique_ptr<Dealt> deal(const Group&, const std::map<std::string, Linear>* replaced);
   void take(Dealt&, std::map<std::string, Linear>* replaced);
+  void take(const std::vector<Group>&, Dealt& round, std::map<std::string, Linear>* replaced);
   // Shared with the work in the background, which outlives the coder's interest in it.
   struct Block {
     std::vector<NamedTensor> packed{};  // the background's alone

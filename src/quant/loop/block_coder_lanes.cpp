@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "src/quant/loop/block_coder.h"
+#include "src/quant/loop/linear_exchange.h"
 
 namespace fewbit {
 
@@ -19,7 +20,10 @@ struct BlockCoder::Dealt {
   std::vector<Item> items{};
   std::deque<InputStats> seen{};
   float shared = 0;
-  std::future<void> done{};
+  std::future<void> done{};  // not valid where no lane works
+  // Of several ranks: the first group of a round, a group of each; this one's own linears where no lane works on them.
+  size_t first = 0;
+  std::deque<CodedLinear> own{};
 
   ~Dealt() {
     if (done.valid()) done.wait();
@@ -101,6 +105,70 @@ void BlockCoder::quantize_beside(const std::vector<Group>& groups, std::map<std:
     on_their_way.push_back(deal(g, replaced));
   }
   while (!on_their_way.empty()) take_first();
+}
+
+void BlockCoder::quantize_apart(const std::vector<Group>& groups, const std::function<void(size_t first)>& next,
+                                std::map<std::string, Linear>* replaced) {
+  const auto ranks = static_cast<size_t>(ranks_.size()), rank = static_cast<size_t>(ranks_.rank());
+  const bool by_lanes = replaced && beside(groups);  // alike on all ranks, as their plans are
+  const size_t most = by_lanes ? 2 * static_cast<size_t>(lanes_->count()) : 0;
+  std::deque<std::unique_ptr<Dealt>> on_their_way;
+  const auto take_first = [&] {
+    take(groups, *on_their_way.front(), replaced);
+    on_their_way.pop_front();
+  };
+  for (size_t first = 0; first < groups.size(); first += ranks) {
+    next(first);
+    auto round = std::make_unique<Dealt>();
+    if (const size_t mine = first + rank; mine < groups.size() && by_lanes) {
+      round = deal(groups[mine], replaced);
+    } else if (mine < groups.size()) {
+      const float shared = shared_absmax(groups[mine].items);
+      for_each(groups[mine], [&](const LinearDef& def, const PlannedLinear& p, const InputStats* stats) {
+        round->own.push_back(code(def, p, stats, shared, RowShare::none()));
+      });
+    }
+    round->first = first;
+    on_their_way.push_back(std::move(round));
+    while (on_their_way.size() > most) take_first();
+  }
+  while (!on_their_way.empty()) take_first();
+}
+
+// Hands a round's linears to all ranks.
+void BlockCoder::take(const std::vector<Group>& groups, Dealt& round, std::map<std::string, Linear>* replaced) {
+  std::map<std::string, DenseLinear> made;  // by the lane
+  const bool by_lane = round.done.valid();
+  if (by_lane) {
+    phases_.timed("quantize", [&] {
+      round.done.get();
+      phases_.also_held("quantize", lanes_->peak_bytes());
+    });
+    for (Dealt::Item& item : round.items) {
+      if (!item.dense.empty()) {
+        item.made.weight = std::move(item.dense);
+        made.emplace(item.coded.name, std::move(item.made));
+      }
+      round.own.push_back(std::move(item.coded));
+    }
+  }
+  std::deque<CodedLinear> all;
+  for (size_t r = 0; r < static_cast<size_t>(ranks_.size()) && round.first + r < groups.size(); ++r)
+    for (const LinearDef& def : groups[round.first + r].items) {
+      const PlannedLinear& p = plan_of(def);
+      if (p.keep) continue;
+      CodedLinear& coded = all.emplace_back(begin_record(def, p, nullptr));
+      if (static_cast<int>(r) == ranks_.rank()) coded = std::move(round.own.front()), round.own.pop_front();
+      coded.linear.spec = p.recipe.spec;
+      linear_from(ranks_, static_cast<int>(r), coded.linear, coded.record);
+      codes_from(ex_, ranks_, static_cast<int>(r), coded.there);
+    }
+  if (by_lane) ex_.sync();  // codes of a lane go back to it when they are packed, and are read here until now
+  for (CodedLinear& coded : all) {
+    const auto at = made.find(coded.name);
+    if (at != made.end()) replaced->emplace(coded.name, std::move(at->second));
+    take(std::move(coded), at != made.end() ? nullptr : replaced);
+  }
 }
 
 }  // namespace fewbit

@@ -68,7 +68,7 @@ void BlockLoop::quantize_experts(size_t op, const Moe& moe) {
   };
   const auto quantize_all = [&](const std::vector<BlockCoder::Group>& groups, const std::function<void(size_t)>& look) {
     if (apart) return coder_.quantize_apart(groups, look, replaced);
-    if (replaced && coder_.beside(groups)) return coder_.quantize_beside(groups, replaced);
+    if (replaced && ranks_.alone() && coder_.beside(groups)) return coder_.quantize_beside(groups, replaced);
     for (const BlockCoder::Group& g : groups) coder_.quantize(g.items, g.observed, replaced);
   };
   quantize_all(first, look_at_inputs);

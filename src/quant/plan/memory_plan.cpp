@@ -321,7 +321,7 @@ class Estimate {
 
 // As many lanes as half of the device has room for, or as cost nothing at the peak.
 void add_lanes(MemoryPlan& m, const Estimate& estimate, const PlanOptions& o, bool wanted) {
-  if (!wanted || !o.on_gpu || o.ranks > 1 || m.experts_in_waves) return;
+  if (!wanted || !o.on_gpu || m.experts_in_waves) return;
   for (int lanes = kMostLanes; lanes > 1; lanes /= 2) {
     std::vector<PhaseMemory> phases =
         estimate.phases({.at_once = m.experts_at_once, .weights = false, .lanes = lanes}, m.stored);

@@ -274,6 +274,7 @@ QuantPlan plan_for_all(const Checkpoint& c, const PlanOptions& options) {
   // All ranks look at as many experts at a time as the one with the least memory.
   plan.memory.experts_at_once = static_cast<int>(least_of_all(the_ranks(), plan.memory.experts_at_once));
   plan.memory.experts_in_waves = true_for_any(the_ranks(), plan.memory.experts_in_waves);
+  plan.memory.lanes = static_cast<int>(least_of_all(the_ranks(), plan.memory.lanes));
   return plan;
 }
 
