@@ -64,8 +64,8 @@ struct DecodeForm {
   // On a GPU: a launch for what lies between two runs of attention, and attention_cached() between them, which reads a
   // long cache faster than the one launch does.
   bool attention_apart = false;
-  // On a GPU: the one that has the other half of the heads and inner values, if any. Layers are then those of this half,
-  // without experts, and both GPUs make the same calls of decode_layers() with the same x.
+  // On a GPU: the one that has the other half of the heads and inner values, if any. Layers are then those of this
+  // half, without experts, and both GPUs make the same calls of decode_layers() with the same x.
   DecodePeer peer{};
 };
 

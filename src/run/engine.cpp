@@ -115,7 +115,7 @@ void Engine::plan_steps() {
   near_.why = asks_for_ops();
   if (!near_.why.empty()) return;
   RankSums* const ranks = options_.load.ranks;
-  const DecodePeer peer = ranks ? ranks->peer(ex_, spec_.width(), &near_.why) : DecodePeer{};
+  const DecodePeer peer = ranks ? ranks->peer(ex_, spec_.width(), spec_.vocab, &near_.why) : DecodePeer{};
   if (!near_.why.empty()) return;
   std::vector<KvCache> caches;
   for (size_t i = 0; i < kv_.size(); ++i) caches.push_back(view_of(kv_[i], kv_scales_[i]));

@@ -47,7 +47,7 @@ void RankSums::add_up(Exec& ex, TensorView t) {
   ++sums_;
 }
 
-DecodePeer RankSums::peer(Exec& ex, int64_t hidden, std::string* why) {
+DecodePeer RankSums::peer(Exec& ex, int64_t hidden, int64_t gathered, std::string* why) {
   if (ranks_.size() != 2) {
     *why = fmt::format("sums over {} ranks lie between the ops; those of two are made in the launch", ranks_.size());
     return {};
@@ -58,14 +58,22 @@ DecodePeer RankSums::peer(Exec& ex, int64_t hidden, std::string* why) {
     silent_ = ex.alloc_pinned(DType::i32, {1});
     *silent_.as<int32_t>() = 0;
   }
-  auto window = std::find_if(windows_.begin(), windows_.end(), [&](const Window& w) { return w.hidden == hidden; });
-  if (window == windows_.end()) {
-    std::unique_ptr<PeerMemory> memory = shared_memory(ranks_, ex, DecodePeer::bytes(hidden), why);
-    if (!memory) return {};
-    window = windows_.insert(windows_.end(), {hidden, std::move(memory)});
-  }
-  return DecodePeer::in(window->memory->mine(), window->memory->theirs(),
-                        reinterpret_cast<uint32_t*>(silent_.as<int32_t>()), kPatienceSeconds * 1000000000);
+  for (const Window& w : windows_)
+    if (w.hidden == hidden && w.gathered == gathered) return w.peer;
+  std::unique_ptr<PeerMemory> memory = shared_memory(ranks_, ex, DecodePeer::bytes(hidden, gathered), why);
+  if (!memory) return {};
+  const DecodePeer peer =
+      DecodePeer::in(memory->mine(), memory->theirs(), hidden, reinterpret_cast<uint32_t*>(silent_.as<int32_t>()),
+                     kPatienceSeconds * 1000000000);
+  windows_.push_back({hidden, gathered, std::move(memory), peer});
+  return peer;
+}
+
+void RankSums::gather(Exec& ex, TensorView t, std::span<const int64_t> begin) const {
+  const auto own = static_cast<size_t>(ranks_.rank());
+  for (const Window& w : windows_)
+    if (w.gathered == t.numel()) return gather_from_peer(ex, w.peer, t, begin[own], begin[own + 1]);
+  ranks_.all_gather_rows(ex, t, begin);
 }
 
 void RankSums::check_peer() const {

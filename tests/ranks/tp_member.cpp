@@ -112,7 +112,7 @@ bool compare_steps(const fs::path& model) {
     }
   }
   const bool packed = alone.kernel_table().front().find("marlin") != std::string::npos;
-  const double limit = packed ? test::tol::kLogitsBf16 : test::tol::kLogitsBytesBf16;
+  const double limit = packed ? tol::kLogitsBf16 : tol::kLogitsBytesBf16;
   std::string line = same ? "the same bits on all ranks" : "the ranks differ";
   bool near = errors.size() == 3;
   for (const auto& [launches, error] : errors) {

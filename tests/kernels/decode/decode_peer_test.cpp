@@ -8,6 +8,7 @@
 namespace fewbit::test {
 namespace {
 
+constexpr int64_t kGathered = 100003;
 constexpr uint64_t kPatience = 5000000000, kLittlePatience = 50000000;  // ns
 
 const Sizes kSizes[] = {
@@ -43,7 +44,7 @@ struct Half {
     Sizes own = s;
     own.part = part, own.parts = 2;
     layers = std::make_unique<Layers>(ex, own, kPositions.back() + 1);
-    window = ex.alloc_zeros(DType::u8, {DecodePeer::bytes(s.hidden)});
+    window = ex.alloc_zeros(DType::u8, {DecodePeer::bytes(s.hidden, kGathered)});
     silent = ex.alloc_pinned(DType::i32, {1});
     *silent.as<int32_t>() = 0;
     for (const int32_t p : kPositions) {
@@ -56,8 +57,8 @@ struct Half {
   void prepare(const Tensor& to, uint64_t patience, bool apart = false) {
     DecodeForm form = layers->form;
     form.attention_apart = apart;
-    form.peer =
-        DecodePeer::in(window.view().data, to.view().data, reinterpret_cast<uint32_t*>(silent.as<int32_t>()), patience);
+    form.peer = DecodePeer::in(window.view().data, to.view().data, in_of(layers->layers[0].q),
+                               reinterpret_cast<uint32_t*>(silent.as<int32_t>()), patience);
     ASSERT_EQ(refuses_stack(ex, layers->layers, form), "");
     stack = make_stack(ex, layers->layers, form);
     stack.blocks = stack.blocks / 4 * 2;  // whole clusters, on half of the multiprocessors
@@ -97,6 +98,26 @@ TEST(DecodePeer, CudaHalvesEqualTheOpsOnSmallLayers) {
   expect_the_whole_layers(kSizes[0]);
 }
 
+TEST(DecodePeer, CudaGathersWhatEachHalfHas) {
+  FEWBIT_NEEDS_GPU();
+  Pair both(kSizes[0]);
+  for (const int64_t cut : {kGathered / 2, int64_t{64}, kGathered}) {
+    const Tensor right = random_normal(DType::f32, {kGathered}, static_cast<uint64_t>(cut));
+    const auto part = [&](Half& half, int64_t begin, int64_t end) {
+      Tensor t = half.ex.alloc_zeros(DType::f32, {kGathered});
+      if (end > begin) half.ex.copy(right.view().row_range(begin, end), t.view().row_range(begin, end));
+      half.ex.sync();
+      return t;
+    };
+    const Tensor a = part(both.first, 0, cut), b = part(both.second, cut, kGathered);
+    gather_from_peer(both.first.ex, both.first.stack.form.peer, a, 0, cut);
+    gather_from_peer(both.second.ex, both.second.stack.form.peer, b, cut, kGathered);
+    EXPECT_EQ(first_difference(both.first.ex.to_host(a), right), "") << cut;
+    EXPECT_EQ(first_difference(both.second.ex.to_host(b), right), "") << cut;
+    both.first.step(0), both.second.step(0);  // something else is exchanged before the next gather
+  }
+}
+
 // With attention apart, where launches would get in each other's way on one GPU: one half alone, with the other's words
 // of the same step still there.
 TEST(DecodePeer, CudaExchangesWithAttentionApart) {
@@ -121,7 +142,7 @@ TEST(DecodePeer, CudaExchangesWithAttentionApart) {
 TEST(DecodePeer, CudaGivesUpOnTheOtherGpu) {
   FEWBIT_NEEDS_GPU();
   Half half(kSizes[0], 0);
-  const Tensor nobody = half.ex.alloc_zeros(DType::u8, {DecodePeer::bytes(kSizes[0].hidden)});
+  const Tensor nobody = half.ex.alloc_zeros(DType::u8, {DecodePeer::bytes(kSizes[0].hidden, kGathered)});
   half.prepare(nobody, kLittlePatience);
   half.step(0), half.step(1);
   half.ex.sync();
@@ -133,7 +154,7 @@ TEST(DecodePeer, CpuRefusesIt) {
   Exec cpu = Exec::cpu();
   Layers l(cpu, kSizes[0], 1);
   uint64_t words[1] = {};
-  l.form.peer = DecodePeer::in(words, words, nullptr, 0);
+  l.form.peer = DecodePeer::in(words, words, 0, nullptr, 0);
   EXPECT_EQ(refuses_stack(cpu, l.layers, l.form), "layers that two GPUs share");
 }
 
