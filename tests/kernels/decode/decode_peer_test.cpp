@@ -11,7 +11,7 @@ namespace {
 constexpr int64_t kGathered = 100003;
 constexpr uint64_t kPatience = 5000000000, kLittlePatience = 50000000;  // ns
 
-const Sizes kSizes[] = {
+const Sizes kSharedSizes[] = {
     {.hidden = 512, .inner = 768, .heads = 8, .kv_heads = 2, .head_dim = 64},
     {.hidden = 1024,
      .inner = 1536,
@@ -26,7 +26,7 @@ const Sizes kSizes[] = {
     {.hidden = 512, .inner = 768, .heads = 8, .kv_heads = 2, .head_dim = 64, .bytes = true},
     {.hidden = 1024, .inner = 1536, .heads = 16, .kv_heads = 2, .head_dim = 64, .bytes = true, .fixed = 0.02f},
 };
-const std::vector<int32_t> kPositions = {0, 1, 2, 3, 4, 5, 6, 7};
+const std::vector<int32_t> kSteps = {0, 1, 2, 3, 4, 5, 6, 7};
 
 Tensor input(const Sizes& s, int32_t position) {
   return random_normal(DType::bf16, {1, s.hidden}, static_cast<uint64_t>(position) + 7);
@@ -43,11 +43,11 @@ struct Half {
   Half(const Sizes& s, int part) {
     Sizes own = s;
     own.part = part, own.parts = 2;
-    layers = std::make_unique<Layers>(ex, own, kPositions.back() + 1);
+    layers = std::make_unique<Layers>(ex, own, kSteps.back() + 1);
     window = ex.alloc_zeros(DType::u8, {DecodePeer::bytes(s.hidden, kGathered)});
     silent = ex.alloc_pinned(DType::i32, {1});
     *silent.as<int32_t>() = 0;
-    for (const int32_t p : kPositions) {
+    for (const int32_t p : kSteps) {
       positions.push_back(ex.to_device(host_i32({p})));
       x.push_back(ex.to_device(input(s, p)));
     }
@@ -66,19 +66,19 @@ struct Half {
   }
   void step(size_t i) { decode_layers(ex, stack, positions[i], x[i]); }
 };
-struct Pair {
+struct BothHalves {
   Half first, second;
-  explicit Pair(const Sizes& s) : first(s, 0), second(s, 1) {
+  explicit BothHalves(const Sizes& s) : first(s, 0), second(s, 1) {
     first.prepare(second.window, kPatience), second.prepare(first.window, kPatience);
   }
 };
 
 void expect_the_whole_layers(const Sizes& s) {
   Exec cpu = Exec::cpu();
-  const Outcome expected = run(cpu, s, kPositions);
-  Pair both(s);
-  for (size_t i = 0; i < kPositions.size(); ++i) both.first.step(i), both.second.step(i);
-  for (size_t i = 0; i < kPositions.size(); ++i) {
+  const Outcome expected = run(cpu, s, kSteps);
+  BothHalves both(s);
+  for (size_t i = 0; i < kSteps.size(); ++i) both.first.step(i), both.second.step(i);
+  for (size_t i = 0; i < kSteps.size(); ++i) {
     const Tensor a = both.first.ex.to_host(both.first.x[i]), b = both.second.ex.to_host(both.second.x[i]);
     const std::string what = fmt::format("hidden {}, bytes {}, zeros {}, step {}", s.hidden, s.bytes, s.zeros, i);
     EXPECT_EQ(first_difference(a, b), "") << what;
@@ -89,18 +89,18 @@ void expect_the_whole_layers(const Sizes& s) {
 
 TEST(DecodePeer, CudaHalvesMakeWhatTheWholeLayersDo) {
   FEWBIT_NEEDS_GPU();
-  for (const Sizes& s : kSizes) expect_the_whole_layers(s);
+  for (const Sizes& s : kSharedSizes) expect_the_whole_layers(s);
 }
 
 // Small enough for compute-sanitizer.
 TEST(DecodePeer, CudaHalvesEqualTheOpsOnSmallLayers) {
   FEWBIT_NEEDS_GPU();
-  expect_the_whole_layers(kSizes[0]);
+  expect_the_whole_layers(kSharedSizes[0]);
 }
 
 TEST(DecodePeer, CudaGathersWhatEachHalfHas) {
   FEWBIT_NEEDS_GPU();
-  Pair both(kSizes[0]);
+  BothHalves both(kSharedSizes[0]);
   for (const int64_t cut : {kGathered / 2, int64_t{64}, kGathered}) {
     const Tensor right = random_normal(DType::f32, {kGathered}, static_cast<uint64_t>(cut));
     const auto part = [&](Half& half, int64_t begin, int64_t end) {
@@ -122,13 +122,13 @@ TEST(DecodePeer, CudaGathersWhatEachHalfHas) {
 // of the same step still there.
 TEST(DecodePeer, CudaExchangesWithAttentionApart) {
   FEWBIT_NEEDS_GPU();
-  for (Sizes s : {kSizes[0], kSizes[4]}) {
+  for (Sizes s : {kSharedSizes[0], kSharedSizes[4]}) {
     s.layers = 1;
-    Pair both(s);
+    BothHalves both(s);
     both.first.step(0), both.second.step(0);
     Half& half = both.first;
     const Tensor together = half.ex.to_host(half.x[0]);
-    half.ex.copy(input(s, kPositions[0]), half.x[0]);
+    half.ex.copy(input(s, kSteps[0]), half.x[0]);
     half.prepare(both.second.window, kPatience, true);
     half.ex.zero(half.window.view().row_range(0, static_cast<int64_t>(sizeof(uint32_t))));  // no exchange so far
     half.step(0);
@@ -141,8 +141,8 @@ TEST(DecodePeer, CudaExchangesWithAttentionApart) {
 // A GPU that does not hear from the other one ends all the same, and says so.
 TEST(DecodePeer, CudaGivesUpOnTheOtherGpu) {
   FEWBIT_NEEDS_GPU();
-  Half half(kSizes[0], 0);
-  const Tensor nobody = half.ex.alloc_zeros(DType::u8, {DecodePeer::bytes(kSizes[0].hidden, kGathered)});
+  Half half(kSharedSizes[0], 0);
+  const Tensor nobody = half.ex.alloc_zeros(DType::u8, {DecodePeer::bytes(kSharedSizes[0].hidden, kGathered)});
   half.prepare(nobody, kLittlePatience);
   half.step(0), half.step(1);
   half.ex.sync();
@@ -152,7 +152,7 @@ TEST(DecodePeer, CudaGivesUpOnTheOtherGpu) {
 // The ops of the CPU have no exchange.
 TEST(DecodePeer, CpuRefusesIt) {
   Exec cpu = Exec::cpu();
-  Layers l(cpu, kSizes[0], 1);
+  Layers l(cpu, kSharedSizes[0], 1);
   uint64_t words[1] = {};
   l.form.peer = DecodePeer::in(words, words, 0, nullptr, 0);
   EXPECT_EQ(refuses_stack(cpu, l.layers, l.form), "layers that two GPUs share");
