@@ -2,7 +2,7 @@
 # On a machine with two GPUs or more: ranks on GPUs, with tensors from GPU to GPU (NCCL) and through host memory,
 # against one process. Needs no MPI. Prints a line for each check and ends with 1 where one failed.
 #   scripts/gpu_ranks_check.sh [LOGS]
-#   FEWBIT_PREBUILT=DIR   a folder with bin/, lib/fewbit/ and tests/rank_member; else build/ is made here
+#   FEWBIT_PREBUILT=DIR   a folder with bin/, lib/fewbit/ and tests/{rank,tp}_member; else build/ is made here
 #   FEWBIT_NCCL_DIR=DIR   where include/nccl.h and lib/libnccl.so.2 are; else CUDA's folder, then python3's nvidia.nccl
 #   FEWBIT_RANKS_MODEL=DIR  a model to quantize besides the demo model (default: two blocks of synthetic llama-1b)
 set -uo pipefail
@@ -29,7 +29,7 @@ else
   {
     scripts/setup test
     cmake -S . -B build -G Ninja -DFEWBIT_CUDA=ON "-DFEWBIT_CUDA_TARGETS=$targets" ${nccl:+"-DFEWBIT_NCCL_DIR=$nccl"} &&
-      cmake --build build --target quantize evaluate runner convert rank_member -j "$(nproc)"
+      cmake --build build --target quantize evaluate runner convert rank_member tp_member -j "$(nproc)"
   } >"$logs/build.log" 2>&1 || { tail -n 30 "$logs/build.log"; exit 1; }
 fi
 quantize=$built/bin/quantize evaluate=$built/bin/evaluate runner=$built/bin/runner convert=$built/bin/convert
@@ -90,6 +90,12 @@ for nccl_on in 1 0; do
   result "runner bench --tp 2, $by" $code "$(python3 -c "
 import json; j = json.load(open('$work/bench.json')); j = j[0] if isinstance(j, list) else j
 print({k: v for k, v in j.items() if k in ('ms_per_token', 'all_reduce_ms')})" 2>/dev/null)"
+done
+for format in marlin fp8; do
+  "$convert" synth --preset llama-1b --layers 3 --format $format "$work/steps" --quiet >"$logs/synth-$format.log" 2>&1
+  two "$built/tests/tp_member" steps "$work/steps" >"$logs/steps-$format.log" 2>&1
+  result "decode steps of $format, two GPUs and one" $? "$(tail -n 1 "$logs/steps-$format.log")"
+  rm -rf "$work/steps"
 done
 "$evaluate" perplexity "$demo" --device cuda:0 --json "$work/alone.json" >"$logs/perplexity-1.log" 2>&1
 two "$evaluate" perplexity "$demo" --tp 2 --device cuda --json "$work/shared.json" >"$logs/perplexity-2.log" 2>&1

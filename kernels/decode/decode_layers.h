@@ -6,6 +6,7 @@
 
 #include "kernels/attention/attention.h"
 #include "kernels/attention/rope_append.h"
+#include "kernels/decode/decode_peer.h"
 #include "kernels/model/gated_act.h"
 #include "kernels/products/bytes/fp8_gemm.h"
 #include "kernels/products/marlin/marlin_gemm.h"
@@ -63,6 +64,9 @@ struct DecodeForm {
   // On a GPU: a launch for what lies between two runs of attention, and attention_cached() between them, which reads a
   // long cache faster than the one launch does.
   bool attention_apart = false;
+  // On a GPU: the one that has the other half of the heads and inner values, if any. Layers are then those of this
+  // half, without experts, and both GPUs make the same calls of decode_layers() with the same x.
+  DecodePeer peer{};
 };
 
 // Layers prepared for decode_layers(); what their views show must outlive it.

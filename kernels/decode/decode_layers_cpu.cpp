@@ -8,7 +8,9 @@
 
 namespace fewbit::cpu {
 
-std::string refuses_stack(const Exec&, const std::vector<DecodeLayer>&, const DecodeForm&) { return ""; }
+std::string refuses_stack(const Exec&, const std::vector<DecodeLayer>&, const DecodeForm& form) {
+  return form.peer.present() ? "layers that two GPUs share" : "";
+}
 void prepare_stack(Exec&, DecodeStack&) {}
 
 namespace {

@@ -190,6 +190,7 @@ LaunchPlan plan_of(const CudaState& s, int blocks, const std::vector<DecodeLayer
   if (!plan.kernel.function) return refuse("heads of 64 or 128 values only, of mixtures 128");
   if (a.softcap > 0) return refuse("no soft cap");
   if (form.act != ActKind::silu) return refuse("SiLU only");
+  if (form.peer.present() && has_experts(l)) return refuse("no experts where two GPUs share the layers");
   // With attention apart a launch reaches into two layers at most.
   job.count = static_cast<int>(form.attention_apart ? std::min<size_t>(layers.size(), 2) : layers.size());
   job.heads = a.heads;
@@ -270,6 +271,7 @@ void bind(LaunchPlan& plan, CudaState& s, const DecodeStack& stack) {
   job.head_eps = form.head_eps;
   job.weight_offset = form.weight_offset;
   job.score_scale = form.attention.scale;
+  job.peer = form.peer;
   job.window = static_cast<int>(std::min<int64_t>(form.attention.window, INT32_MAX));
   job.capacity = stack.layers.front().cache.k.shape[2];
   job.inv_freq = form.rope.inv_freq.as<float>();

@@ -9,6 +9,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "kernels/decode/decode_peer.h"
 #include "src/core/dtype.h"
 #include "src/core/marlin_layout.h"
 
@@ -156,6 +157,7 @@ struct Job {
   int work_bytes;   // for the input, what it is scaled by and the warps' sums, or for attention
   // Read with attention apart: the launch runs the products [first_product, end_product), counted through its layers.
   int first_product, end_product;
+  DecodePeer peer;  // the GPU that has the other half of the layers, or none
 };
 
 // Which weight of a product an n tile belongs to, and which of that weight's n tiles it is.

@@ -117,6 +117,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1) decode_layers_kernel(const _
   // they end. All launches before this one have ended by then, so older keys are there (AttentionArgs::behind_append).
   if constexpr (!kWhole) allow_successor();
   const int position = *job.position;
+  const uint32_t exchanges = !Weights::kMixture && job.peer.present() ? __ldcg(job.peer.state) : 0;  // so far
   if constexpr (kWhole)
     rope_angles(angles, static_cast<float>(position), job.inv_freq, job.rope_pairs, job.rope_scale, threadIdx.x,
                 kConsumerThreads);
@@ -137,7 +138,8 @@ __global__ void __launch_bounds__(kBlockThreads, 1) decode_layers_kernel(const _
 #pragma unroll 1
   for (int i = 0; i < job.count; ++i) {
     const Record& layer = layers[i];
-    const Epilogue<Weights> epilogue{job, layer, own_x, Weights::kMixture ? stamp_of(job, mixture->launch, i) : 0};
+    const Epilogue<Weights> epilogue{job, layer, own_x,
+                                     Weights::kMixture ? stamp_of(job, mixture->launch, i) : exchanges + 2 * i + 1};
     if constexpr (kWhole) prefetch_keys<D, C>(job, layer, own);
     const int begin = kWhole || i > 0 ? 0 : job.first_product;
     const int end = kWhole ? kProducts : min(job.end_product - i * kProducts, int{kProducts});
@@ -181,8 +183,13 @@ __global__ void __launch_bounds__(kBlockThreads, 1) decode_layers_kernel(const _
     }
     last = barrier.leave_unwaited();
   }
-  if constexpr (Weights::kMixture)
+  if constexpr (Weights::kMixture) {
     if (last) *job.launches = mixture->launch + 1;
+  } else if (last && job.peer.present()) {
+    // A launch with attention apart has o and down of one layer, or neither.
+    const int layers_here = kWhole ? job.count : job.first_product == kOut ? 1 : 0;
+    *job.peer.state = exchanges + 2 * layers_here;
+  }
 #endif
 }
 

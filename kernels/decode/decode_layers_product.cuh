@@ -2,6 +2,7 @@
 // The products of decode_layers_kernel.cuh: the consumer warps of a block multiply the tiles of their rings, the blocks
 // of a cluster exchange their partial sums, and the epilogue finishes the outputs. Here also packed weights; bytes are
 // in decode_layers_bytes.cuh.
+#include "kernels/decode/decode_layers_peer.cuh"
 #include "kernels/decode/decode_layers_pipeline.cuh"
 
 namespace fewbit::cuda::decode_step {
@@ -125,7 +126,7 @@ struct Epilogue {
   const Job& job;
   const LayerRecord& layer;
   float* own_x;        // [kMaxOwnOutputs]: the block's outputs of the residual stream
-  uint32_t stamp = 0;  // of a mixture's stream behind o
+  uint32_t stamp = 0;  // of a mixture's stream behind o; else of the exchange of o with the other GPU
 
   // Depends on the weight alone: read ahead of the sum.
   __device__ __forceinline__ float factor(int product, int n_tile, int n) const {
@@ -153,11 +154,15 @@ struct Epilogue {
       job.gate_up[at] = __float2bfloat16_rn(sum);
     } else {
       float& x = own_x[nth * Weights::kOwnOutputs + n % Weights::kOwnOutputs];
-      if constexpr (Weights::kMixture)
-        if (product == kDown) sum = rounded(sum);  // as the sum of experts is before it is added
+      const int second = product == kDown ? 1 : 0;
+      if constexpr (Weights::kMixture) {
+        if (second) sum = rounded(sum);  // as the sum of experts is before it is added
+      } else if (job.peer.present()) {
+        sum = with_other_part(job.peer, second * job.hidden + at, sum, stamp + second);
+      }
       x = rounded(x + sum);
       if constexpr (Weights::kMixture) {
-        put_value(job.stream + at, x, stamp + (product == kDown));
+        put_value(job.stream + at, x, stamp + second);
         if (product == kOut) return;
       }
       job.x[at] = __float2bfloat16_rn(x);

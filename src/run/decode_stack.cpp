@@ -98,13 +98,17 @@ struct Layer {
 }  // namespace
 
 std::optional<DecodeStack> decode_stack(Exec& ex, const ModelSpec& spec, const std::vector<BlockWeights>& blocks,
-                                        const RopeTables& ropes, const std::vector<KvCache>& caches, bool turned_keys,
-                                        bool attention_apart, std::string* why) {
+                                        const RopeTables& ropes, const std::vector<KvCache>& caches,
+                                        const DecodePeer& peer, bool turned_keys, bool attention_apart,
+                                        std::string* why) {
   const auto refuse = [&](const char* reason) { return *why = reason, std::nullopt; };
   StackForm f;
   if (!caches.empty() && caches[0].k.dtype == DType::u8) return refuse("a cache of 4 bits");
   if (spec.kinds.size() != 1 || !f.read(spec.kinds[0]))
     return refuse("another list of ops, or blocks of several kinds");
+  // The launch sums both or neither of the two products whose outputs are added to the stream.
+  if (f.out->summed != peer.present() || (f.down && f.down->summed != peer.present()))
+    return refuse("sums over the ranks lie between the ops");
   const Attention& a = *f.attention;
   const DecodeForm form{
       .attention = args_of(a),
@@ -119,6 +123,7 @@ std::optional<DecodeStack> decode_stack(Exec& ex, const ModelSpec& spec, const s
       .renormalise = f.moe && f.moe->renormalise,
       .scaling = f.moe ? f.moe->scaling : 1,
       .attention_apart = attention_apart,
+      .peer = peer,
   };
   std::vector<DecodeLayer> layers;
   for (size_t i = 0; i < blocks.size(); ++i) {

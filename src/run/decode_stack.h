@@ -29,9 +29,10 @@ constexpr int64_t long_context(KvType cache) {
 }
 
 // The stack over the blocks' weights and caches (one each per layer), which must outlive it. Nothing where the op list
-// or the device asks for the ops one by one; `why` then says the reason.
+// or the device asks for the ops one by one; `why` then says the reason. `peer`: of an op list of one rank of two,
+// whose GPUs exchange the sums in the launch; else none.
 std::optional<DecodeStack> decode_stack(Exec&, const ModelSpec&, const std::vector<BlockWeights>&, const RopeTables&,
-                                        const std::vector<KvCache>&, bool turned_keys, bool attention_apart,
-                                        std::string* why);
+                                        const std::vector<KvCache>&, const DecodePeer& peer, bool turned_keys,
+                                        bool attention_apart, std::string* why);
 
 }  // namespace fewbit

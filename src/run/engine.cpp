@@ -100,6 +100,7 @@ void Engine::alloc_buffers() {
   logits_ = ex_.alloc(DType::f32, {batch, spec_.vocab});
   next_ = ex_.alloc_zeros(DType::i32, {batch});
   positions_ = ex_.alloc_zeros(DType::i32, {batch});
+  head_bands_ = head_bands(ex_, spec_, ends_, batch, options_.load.ranks);
   plan_steps();
 }
 
@@ -109,15 +110,21 @@ void Engine::plan_steps() {
     if (!ex_.on_cuda()) return "the CPU has no such launch";
     if (is_kivi(options_.load.kv_cache)) return "a cache of KIVI's form";
     if (options_.load.dtype != DType::bf16) return "float32 arithmetic";
-    if (options_.load.ranks) return "sums over the ranks lie between the ops";
     return "";
   };
   near_.why = asks_for_ops();
   if (!near_.why.empty()) return;
+  RankSums* const ranks = options_.load.ranks;
+  const DecodePeer peer = ranks ? ranks->peer(ex_, spec_.width(), spec_.vocab, &near_.why) : DecodePeer{};
+  if (!near_.why.empty()) return;
   std::vector<KvCache> caches;
   for (size_t i = 0; i < kv_.size(); ++i) caches.push_back(view_of(kv_[i], kv_scales_[i]));
   const auto make = [&](bool attention_apart, std::string* why) {
-    return decode_stack(ex_, spec_, blocks_, ropes_, caches, turns_keys(options_.load.kv_cache), attention_apart, why);
+    std::optional<DecodeStack> stack = decode_stack(ex_, spec_, blocks_, ropes_, caches, peer,
+                                                    turns_keys(options_.load.kv_cache), attention_apart, why);
+    if (!ranks || ranks->all_have(stack.has_value())) return stack;
+    if (stack) *why = "another rank has no such launch";
+    return std::optional<DecodeStack>{};
   };
   near_.stack = make(false, &near_.why);
   if (!near_.stack) return;
@@ -213,7 +220,10 @@ void Engine::run_blocks(SlotBuffers& slots, TensorView x, ConstTensorView positi
 }
 
 void Engine::finish(ConstTensorView rows) {
-  apply_head_normed(ex_, spec_, ends_, rows, normed_, logits_);
+  if (head_bands_.empty())
+    apply_head_normed(ex_, spec_, ends_, rows, normed_, logits_);
+  else
+    apply_head_shared(ex_, spec_, ends_, rows, normed_, head_bands_, *options_.load.ranks, logits_);
   if (spec_.logit_softcap > 0) cap_logits(ex_, spec_.logit_softcap, logits_);
   report("final norm, head");
 }
@@ -267,8 +277,13 @@ void Engine::decode_body(const StepPlan& plan) {
   advance(ex_, positions_, 1);
 }
 
+void Engine::check_peer() const {
+  if (options_.load.ranks) options_.load.ranks->check_peer();
+}
+
 void Engine::step() {
   need_room(1);
+  check_peer();
   const ProfileRange range("decode step");
   StepPlan& plan = far() ? far_ : near_;
   if (options_.graph && plan.warm && !plan.recorded && !watch_) {
@@ -295,7 +310,8 @@ ConstTensorView Engine::decode(ConstTensorView next) {
 
 void Engine::choose(ConstTensorView logits) {
   argmax(ex_, logits, next_);
-  if (options_.load.ranks) options_.load.ranks->agree(ex_, next_);
+  // Logits that were gathered are the same everywhere.
+  if (options_.load.ranks && head_bands_.empty()) options_.load.ranks->agree(ex_, next_);
   report("choice");
 }
 
@@ -308,11 +324,13 @@ int32_t Engine::agreed(int32_t token) const {
 
 std::vector<int32_t> Engine::greedy_tokens() {
   const Tensor host = ex_.to_host(next_);
+  check_peer();
   return {host.as<int32_t>(), host.as<int32_t>() + host.numel()};
 }
 
 int64_t Engine::pass_weight_bytes(int64_t tokens) const {
-  int64_t n = head_bytes(ends_) + ends_.final_norm.bytes();
+  const int64_t rows = head_bands_.empty() ? spec_.vocab : head_bands_[1];
+  int64_t n = head_bytes(ends_) * rows / spec_.vocab + ends_.final_norm.bytes();
   for (int64_t layer = 0; layer < spec_.layers; ++layer)
     n += weight_bytes(spec_.block(layer), blocks_[static_cast<size_t>(layer)], tokens);
   return n;

@@ -77,16 +77,14 @@ class Engine {
   void watch(PassWatch watch) { watch_ = std::move(watch); }
   int64_t weight_bytes_per_token() const;  // weights one decode step reads (embedding row excluded, head included)
   int64_t kv_bytes_per_token(int64_t context) const;
-  // Weights and cache that the prefill of `tokens` tokens a sequence must read at least: both once a chunk.
-  int64_t prefill_bytes(int64_t tokens) const;
+  int64_t prefill_bytes(int64_t tokens) const;    // that the prefill of so many a sequence must read: once a chunk
   std::vector<std::string> kernel_table() const;  // "24 x marlin4", "1 x dense head"
   StepLaunches step_launches() const;             // of a decode step at the present length
   const std::string& why_not_together() const { return (far() ? far_ : near_).why; }  // "" where they are
   const std::vector<std::string>& notes() const { return notes_; }
 
  private:
-  // How a decode step goes through the layers, and its recording.
-  struct StepPlan {
+  struct StepPlan {                    // how a decode step goes through the layers, and its recording
     std::optional<DecodeStack> stack;  // over kv_; else op by op
     std::string why;                   // it is not all layers in one launch
     RecordedGraph graph;
@@ -101,6 +99,7 @@ class Engine {
   void choose(ConstTensorView logits);  // the greedy choice, to next_
   void decode_body(const StepPlan&);    // next_ -> logits_, the greedy choice to next_, positions one on
   void step();                          // the recording, or the body where there is none
+  void check_peer() const;              // Error{device} where another rank fell silent in a step so far
   void need_room(int64_t tokens) const;
   int64_t pass_weight_bytes(int64_t tokens) const;                // that one pass over so many tokens reads
   void report(std::string_view what, bool begins = false) const;  // to watch_
@@ -124,6 +123,7 @@ class Engine {
   std::vector<KvStaticScales> kv_scales_;  // per layer
   std::vector<RecurrentState> recurrent_;  // per layer
   std::vector<LatentStorage> latents_;     // per layer
+  std::vector<int64_t> head_bands_;        // the head's rows of each rank; empty: every rank makes all logits
   // Steps up to long_context positions in sight, and beyond: far_ has a stack only where that is launched differently.
   StepPlan near_, far_;
   SlotBuffers prefill_slots_, decode_slots_;

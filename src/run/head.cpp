@@ -21,6 +21,7 @@
 #include "src/run/block.h"
 #include "src/run/gguf/gguf_linear.h"
 #include "src/run/gguf/int8_inputs.h"
+#include "src/run/rank_sums.h"
 #include "src/run/rounded_head.h"
 #include "src/run/upload_as.h"
 
@@ -189,6 +190,40 @@ void apply_head_normed(Exec& ex, const ModelSpec& s, const Ends& e, ConstTensorV
   else
     normed_gemms(ex, x, norm, normed, std::span(&product, 1));
   if (!e.logit_scale.empty()) scale_by(ex, e.logit_scale, y);
+}
+
+namespace {
+// The matrix of a dense head; null where it is of another kind.
+const Tensor* matrix_of(const Ends& e) {
+  const Linear* head = head_of(e);
+  if (!head) return &e.embed;
+  const auto* dense = std::get_if<DenseLinear>(head);
+  return dense && dense->bias.empty() && !dense->input ? &dense->weight : nullptr;
+}
+}  // namespace
+
+std::vector<int64_t> head_bands(Exec& ex, const ModelSpec& s, const Ends& e, int64_t rows, RankSums* ranks) {
+  // Over links of GPUs logits travel faster than the other ranks' rows are read.
+  if (!ranks || rows > 1 || !matrix_of(e) || !ranks->recordable(ex)) return {};
+  constexpr int64_t kUnit = 64;  // rows that kernels take together
+  return even_bands(s.vocab, ranks->part().ranks, kUnit);
+}
+
+void apply_head_shared(Exec& ex, const ModelSpec& s, const Ends& e, ConstTensorView x, TensorView normed,
+                       std::span<const int64_t> band, RankSums& ranks, TensorView y) {
+  const auto own = static_cast<size_t>(ranks.part().rank);
+  const TensorView all = y.reshaped({s.vocab}), mine = all.row_range(band[own], band[own + 1]);
+  const GemmProduct product{.w = matrix_of(e)->view().row_range(band[own], band[own + 1]),
+                            .y = mine.reshaped({1, mine.numel()})};
+  if (s.streams > 1 || s.final_norm_kind == NormKind::layer) {
+    norm_rows(ex, s, e, x, normed);
+    gemms(ex, normed, std::span(&product, 1));
+  } else {
+    const RowNorm norm{.weight = e.final_norm, .eps = s.final_norm_eps, .offset = weight_offset(s.final_norm_kind)};
+    normed_gemms(ex, x, norm, normed, std::span(&product, 1));
+  }
+  if (!e.logit_scale.empty()) scale_by(ex, e.logit_scale, mine);
+  ranks.gather(ex, all, band);
 }
 
 int64_t embedding_bytes(const Ends& e) { return e.embed_blocks ? weight_bytes(*e.embed_blocks) : e.embed.bytes(); }

@@ -28,6 +28,11 @@ Ends load_ends(Exec&, const Checkpoint&, const LoadOptions&, std::vector<std::st
 void apply_head(Exec&, const Ends&, ConstTensorView x, TensorView y);
 // The same of x after the final norm; `normed` as in kernels/products/normed_gemms.h.
 void apply_head_normed(Exec&, const ModelSpec&, const Ends&, ConstTensorView x, TensorView normed, TensorView y);
+// Of several ranks: the logits of one row x, of which rank r makes those of the rows [band[r], band[r + 1]) of the
+// head; all get all. The bands are empty where every rank had better make all of them. Both are collective.
+std::vector<int64_t> head_bands(Exec&, const ModelSpec&, const Ends&, int64_t rows, RankSums*);
+void apply_head_shared(Exec&, const ModelSpec&, const Ends&, ConstTensorView x, TensorView normed,
+                       std::span<const int64_t> band, RankSums&, TensorView y);
 const Linear* head_of(const Ends&);       // null where it is the embedding, and that is dense
 int64_t embedding_bytes(const Ends&);     // that the embedding takes
 int64_t head_bytes(const Ends&);          // that one application reads

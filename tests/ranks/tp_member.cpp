@@ -1,18 +1,24 @@
 // One rank of the tests of tensor parallelism, started by mpirun: `tp_member FOLDER` runs every model of a folder by
 // itself and together with the other ranks. Rank 0 prints a line for each: "llama: float32 1e-08 bf16 2e-04 steps same"
 // (how far the perplexities are apart, and whether the engine chooses the same tokens), or why it was not run.
+// `tp_member steps MODEL`, on GPUs, compares the logits of decode steps; scripts/gpu_ranks_check.sh runs it.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <filesystem>
+#include <map>
 #include <numeric>
 #include <string>
 #include <vector>
 
+#include "src/core/rng.h"
+#include "src/ranks/exchange.h"
 #include "src/run/engine.h"
 #include "src/run/rank_sums.h"
 #include "tests/support/support.h"
+#include "tests/support/tolerance.h"
 #include "tools/cli/ranks.h"
 
 namespace fewbit {
@@ -71,13 +77,63 @@ void run_models(const fs::path& folder) {
   }
 }
 
-int run(const std::string& folder) {
+// Decode steps of one sequence on a GPU for each rank, recorded, from one launch to attention apart: how far the logits
+// are from those of one GPU, and whether all ranks have the same bits. False where they are too far or differ.
+bool compare_steps(const fs::path& model) {
+  constexpr int64_t kPrompt = 56, kApart = 64, kEnd = 80;
+  const Ranks& all = cli::the_ranks();
+  RankSums ranks(all);
+  Exec ex = Exec::cuda(all.node_rank());
+  const Checkpoint c = Checkpoint::open(model);
+  std::vector<int32_t> ids;
+  Rng rng(5, "ids");
+  for (int64_t i = 0; i < kEnd; ++i)
+    ids.push_back(static_cast<int32_t>(rng.below(static_cast<uint64_t>(c.spec.vocab))));
+  const auto engine = [&](RankSums* with, bool one_launch) {
+    return Engine(ex, c, {.load = {.ranks = with}, .capacity = kEnd, .one_launch = one_launch, .long_context = kApart});
+  };
+  Engine alone = engine(nullptr, true), shared = engine(&ranks, true), by_op = engine(&ranks, false);
+  for (Engine* e : {&alone, &shared, &by_op}) e->prefill(Ids(ids).first(kPrompt));
+  std::map<std::string, double> errors;  // by the launches of the steps
+  bool same = true;
+  for (int64_t i = kPrompt; i < kEnd; ++i) {
+    const Tensor next =
+        ex.to_device(Tensor::host_from<int32_t>(DType::i32, {1}, Ids(ids).subspan(static_cast<size_t>(i), 1)));
+    const Tensor expected = ex.to_host(alone.decode(next));
+    for (Engine* e : {&shared, &by_op}) {
+      const Tensor found = ex.to_host(e->decode(next));
+      double& error = errors[name_of(e->step_launches())];
+      error = std::max(error, test::relative_error(found, expected));
+      Tensor of_root = clone_host(found);
+      bytes_of_root(all, {static_cast<char*>(of_root.view().data), static_cast<size_t>(of_root.bytes())});
+      same = true_for_all(
+                 all, std::memcmp(of_root.view().data, found.view().data, static_cast<size_t>(found.bytes())) == 0) &&
+             same;
+    }
+  }
+  const bool packed = alone.kernel_table().front().find("marlin") != std::string::npos;
+  const double limit = packed ? tol::kLogitsBf16 : tol::kLogitsBytesBf16;
+  std::string line = same ? "the same bits on all ranks" : "the ranks differ";
+  bool near = errors.size() == 3;
+  for (const auto& [launches, error] : errors) {
+    line += fmt::format(", {} {:.1e}", launches, error);
+    near = near && error <= limit;
+  }
+  if (all.rank() == 0) fmt::print("{}{}\n", line, near ? "" : "; " + shared.why_not_together());
+  return same && near;
+}
+
+int run(const std::string& what, const std::string& path) {
   const Launch launch = launch_from_environment();
   try {
-    cli::join_ranks(launch, "tp_member", folder, std::vector<std::string>{folder});
-    run_models(folder);
+    cli::join_ranks(launch, "tp_member", path, std::vector<std::string>{path});
+    bool right = true;
+    if (what == "steps")
+      right = compare_steps(path);
+    else
+      run_models(path);
     cli::the_ranks().finish();
-    return 0;
+    return right ? 0 : 1;
   } catch (const Error& e) {
     return cli::report_failure(launch, "tp_member", e.what(), e.exit_code());
   }
@@ -86,4 +142,7 @@ int run(const std::string& folder) {
 }  // namespace
 }  // namespace fewbit
 
-int main(int argc, char** argv) { return argc == 2 ? fewbit::run(argv[1]) : 2; }
+int main(int argc, char** argv) {
+  if (argc == 2) return fewbit::run("", argv[1]);
+  return argc == 3 ? fewbit::run(argv[1], argv[2]) : 2;
+}

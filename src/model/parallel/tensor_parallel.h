@@ -18,7 +18,7 @@
 //                                  (Moe::own_begin), and what they make is summed over the ranks
 //   ShortConv, DeltaRule           not divided: the model is refused
 //
-// Embedding, final norm and head are replicated.
+// Embedding, final norm and head are replicated; of one sequence ranks may share the rows of the head (head_bands()).
 #include <string>
 #include <vector>
 

@@ -1,31 +1,14 @@
 #pragma once
 // Random decoder layers on a device.
-#include "kernels/decode/decode_layers.h"
-
 #include <cmath>
 
 #include "formats/packing.h"
 #include "kernels/grids/f8_grid.h"
 #include "src/core/rng.h"
+#include "tests/kernels/decode/layer_sizes.h"
 #include "tests/kernels/op_test.h"
 
 namespace fewbit::test {
-
-struct Sizes {
-  int64_t hidden, inner;
-  int heads, kv_heads;
-  int64_t head_dim;
-  bool biases = false, head_norms = false, hadamard = false;
-  int64_t window = 0;
-  DType cache = DType::bf16;
-  int layers = 3;
-  bool bytes = false;          // E4M3 weights and inputs, else packed
-  float fixed = 0;             // scale of the inputs; 0: one of their own
-  bool zeros = false;          // packed with zero points
-  bool apart = false;          // DecodeForm::attention_apart
-  int experts = 0, top_k = 0;  // a mixture in place of gate, up and down
-  bool renormalise = true;
-};
 
 // Random layers on one device; the same values on every device.
 struct Layers {
@@ -36,28 +19,38 @@ struct Layers {
   bool bytes;
   float fixed;
   bool zeros;
+  int part, parts;
 
-  Tensor& keep(Tensor host) { return kept.emplace_back(ex.to_device(host)); }
-  DecodeLinear linear(int64_t out, int64_t in, uint64_t seed) {
-    if (bytes) return byte_linear(out, in, seed);
-    return packed_linear(out, in, seed);
+  // The part of a matrix whose columns stand for `group` inputs each.
+  Tensor cut(const Tensor& t, Cut by, int64_t group = 1) const {
+    const int64_t rows = t.shape()[0], columns = t.shape()[1], in = columns * group;
+    const auto at = [&](int64_t n, int p) { return n * p / parts; };
+    if (by == Cut::rows) return block_of(t, at(rows, part), at(rows, part + 1), 0, columns);
+    if (by == Cut::columns) return block_of(t, 0, rows, at(in, part) / group, at(in, part + 1) / group);
+    return clone_host(t);
   }
-  ByteView byte_linear(int64_t out, int64_t in, uint64_t seed) {
+  Tensor& keep(Tensor host) { return kept.emplace_back(ex.to_device(host)); }
+  DecodeLinear linear(int64_t out, int64_t in, uint64_t seed, Cut by = Cut::nothing) {
+    if (bytes) return byte_linear(out, in, seed, by);
+    return packed_linear(out, in, seed, 128, by);
+  }
+  ByteView byte_linear(int64_t out, int64_t in, uint64_t seed, Cut by) {
     constexpr float kTop = 4.5f;  // of the normal values that become codes
     constexpr int kDraws = 4096;  // of a normal distribution; each code is one of them
     const Tensor values = random_normal(DType::f32, {kDraws}, 1, kF8Max / kTop);
     std::vector<uint8_t> draws;
     for (int i = 0; i < kDraws; ++i) draws.push_back(f8_code(values.as<float>()[i]));
-    Tensor codes = Tensor::host(DType::f8_e4m3, {out, in}), scales = Tensor::host(DType::f32, {out});
+    Tensor codes = Tensor::host(DType::f8_e4m3, {out, in}), scales = Tensor::host(DType::f32, {out, 1});
     Rng rng(seed, "codes");
     for (int64_t i = 0; i < out * in; ++i) codes.as<uint8_t>()[i] = draws[rng.below(kDraws)];
     for (int64_t o = 0; o < out; ++o)
       scales.as<float>()[o] =
           static_cast<float>((0.5 + rng.uniform()) * kTop / kF8Max / std::sqrt(static_cast<double>(in)));
-    return {.w = {.codes = keep(std::move(codes)), .scales = keep(std::move(scales))},
+    const Tensor own = cut(scales, by == Cut::rows ? by : Cut::nothing);
+    return {.w = {.codes = keep(cut(codes, by)), .scales = keep(clone_host(own.view().reshaped({own.numel()})))},
             .input = {.codes = DType::f8_e4m3, .fixed = fixed}};
   }
-  MarlinView packed_linear(int64_t out, int64_t in, uint64_t seed, int64_t group = 128) {
+  MarlinView packed_linear(int64_t out, int64_t in, uint64_t seed, int64_t group = 128, Cut by = Cut::nothing) {
     QuantizedLinear q;
     q.spec = {.bits = 4, .group = group, .symmetric = !zeros};
     Rng rng(seed, "codes");
@@ -72,7 +65,9 @@ struct Layers {
       q.zeros = Tensor::host(DType::u8, {out, in / group});
       for (int64_t i = 0; i < q.zeros->numel(); ++i) q.zeros->as<uint8_t>()[i] = static_cast<uint8_t>(rng.below(16));
     }
-    MarlinView v{.bits = 4, .out = out, .in = in};
+    q.codes = cut(q.codes, by), q.scales = cut(q.scales, by, group);
+    if (zeros) q.zeros = cut(*q.zeros, by, group);
+    MarlinView v{.bits = 4, .out = q.codes.shape()[0], .in = q.codes.shape()[1]};
     for (const NamedTensor& t : packing_marlin.pack("w", q).tensors)
       (t.name == "w.B" ? v.b : t.name == "w.s" ? v.s : v.z) = keep(clone_host(t.tensor));
     return v;
@@ -88,19 +83,21 @@ struct Layers {
     }
     return m;
   }
-  ConstTensorView vector(int64_t n, uint64_t seed, float around) {
+  ConstTensorView vector(int64_t n, uint64_t seed, float around, Cut by = Cut::nothing) {
     Tensor t = random_normal(DType::f32, {n}, seed, 0.1f);
-    Tensor rounded = Tensor::host(DType::bf16, {n});
+    Tensor rounded = Tensor::host(DType::bf16, {n, 1});
     for (int64_t i = 0; i < n; ++i) rounded.as<bf16>()[i] = bf16(t.as<float>()[i] + around);
-    return keep(std::move(rounded));
+    const Tensor own = cut(rounded, by);
+    return keep(clone_host(own.view().reshaped({own.numel()})));
   }
 
-  Layers(Exec& e, const Sizes& s, int64_t capacity) : ex(e), bytes(s.bytes), fixed(s.fixed), zeros(s.zeros) {
+  Layers(Exec& e, const Sizes& s, int64_t capacity)
+      : ex(e), bytes(s.bytes), fixed(s.fixed), zeros(s.zeros), part(s.part), parts(s.parts) {
     Tensor freq = Tensor::host(DType::f32, {s.head_dim / 2});
     for (int64_t i = 0; i < freq.numel(); ++i)
       freq.as<float>()[i] = std::pow(1e4f, -static_cast<float>(i) / static_cast<float>(freq.numel()));
-    form = {.attention = {.heads = s.heads,
-                          .kv_heads = s.kv_heads,
+    form = {.attention = {.heads = s.heads / s.parts,
+                          .kv_heads = s.kv_heads / s.parts,
                           .head_dim = s.head_dim,
                           .scale = 1 / std::sqrt(static_cast<float>(s.head_dim)),
                           .window = s.window},
@@ -115,28 +112,31 @@ struct Layers {
       const auto seed = [&](int n) { return static_cast<uint64_t>(100 * i + n); };
       const int64_t q = s.heads * s.head_dim, kv = s.kv_heads * s.head_dim;
       DecodeLayer l{.input_norm = vector(s.hidden, seed(1), 1), .middle_norm = vector(s.hidden, seed(2), 1)};
-      l.q = linear(q, s.hidden, seed(3));
-      l.k = linear(kv, s.hidden, seed(4));
-      l.v = linear(kv, s.hidden, seed(5));
-      l.o = linear(s.hidden, q, seed(6));
+      l.q = linear(q, s.hidden, seed(3), Cut::rows);
+      l.k = linear(kv, s.hidden, seed(4), Cut::rows);
+      l.v = linear(kv, s.hidden, seed(5), Cut::rows);
+      l.o = linear(s.hidden, q, seed(6), Cut::columns);
       if (s.experts > 0)
         l.mixture = mixture(s, seed(20));
       else
-        l.gate = linear(s.inner, s.hidden, seed(7)), l.up = linear(s.inner, s.hidden, seed(8)),
-        l.down = linear(s.hidden, s.inner, seed(9));
+        l.gate = linear(s.inner, s.hidden, seed(7), Cut::rows), l.up = linear(s.inner, s.hidden, seed(8), Cut::rows),
+        l.down = linear(s.hidden, s.inner, seed(9), Cut::columns);
       if (s.biases)
-        l.q_bias = vector(q, seed(10), 0), l.k_bias = vector(kv, seed(11), 0), l.v_bias = vector(kv, seed(12), 0);
+        l.q_bias = vector(q, seed(10), 0, Cut::rows), l.k_bias = vector(kv, seed(11), 0, Cut::rows),
+        l.v_bias = vector(kv, seed(12), 0, Cut::rows);
       if (s.head_norms) l.q_norm = vector(s.head_dim, seed(13), 1), l.k_norm = vector(s.head_dim, seed(14), 1);
-      const Shape shape = {1, s.kv_heads, capacity, s.head_dim};
+      const int64_t kv_heads = s.kv_heads / s.parts;
+      const Shape shape = {1, kv_heads, capacity, s.head_dim};
       l.cache = {.k = kept.emplace_back(ex.alloc_zeros(s.cache, shape)),
                  .v = kept.emplace_back(ex.alloc_zeros(s.cache, shape))};
       if (s.cache == DType::i8) {
-        const Shape scales = {1, s.kv_heads, capacity};
+        const Shape scales = {1, kv_heads, capacity};
         l.cache.k_scales = kept.emplace_back(ex.alloc_zeros(DType::f32, scales));
         l.cache.v_scales = kept.emplace_back(ex.alloc_zeros(DType::f32, scales));
       } else if (s.cache == DType::f8_e4m3) {
-        Tensor scales = Tensor::host(DType::f32, {s.kv_heads});
-        for (int64_t h = 0; h < s.kv_heads; ++h) scales.as<float>()[h] = 0.02f + 0.01f * static_cast<float>(h);
+        Tensor scales = Tensor::host(DType::f32, {kv_heads});
+        for (int64_t h = 0; h < kv_heads; ++h)
+          scales.as<float>()[h] = 0.02f + 0.01f * static_cast<float>(s.part * kv_heads + h);
         l.cache.k_scales = keep(clone_host(scales));
         l.cache.v_scales = keep(clone_host(scales));
       }

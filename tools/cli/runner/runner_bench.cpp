@@ -118,8 +118,10 @@ std::string lines_of(const BenchArgs& a, const std::string& model, const BenchRe
       r.memory.copy_gb_per_s, human_bytes(r.peak_bytes), join(r.kernels, ", "),
       steps_of(row.launches, row.why_not_together),
       a.tp == 1 ? ""
-                : fmt::format("  ranks              {}; all-reduces {:.3f} ms a step = {:.1f} % of it\n", a.tp,
-                              row.all_reduce_ms, 100 * row.all_reduce_ms / ms.mean));
+      : row.launches == StepLaunches::op_by_op
+          ? fmt::format("  ranks              {}; all-reduces {:.3f} ms a step = {:.1f} % of it\n", a.tp,
+                        row.all_reduce_ms, 100 * row.all_reduce_ms / ms.mean)
+          : fmt::format("  ranks              {}; sums are made in the launches\n", a.tp));
 }
 
 // Each reason once, with the batch sizes that it holds for.
