@@ -23,13 +23,13 @@ __device__ __forceinline__ void make_head_row(const Job& job, const LayerRecord&
                                               uint32_t stamp = 0) {
   const int lane = threadIdx.x % 32, first = ((which == 0 ? 0 : job.heads + (which - 1) * job.kv_heads) + head) * D;
   const auto* from = reinterpret_cast<const unsigned short*>(job.qkv) + first;
-  // Of words a lane has neighbours, so that one trip brings all of them; what the norm multiplies with is there by
-  // then.
+  // Of words a lane has neighbours, so that one trip brings all of them. What the norm multiplies with is asked for
+  // before, so that it is there by then.
   constexpr int kEach = D / 32;
   const auto at = [&](int i) { return kWords ? kEach * lane + i : lane + 32 * i; };
   const __nv_bfloat16* norm = which < 2 ? layer.head_norm[which] : nullptr;
   float v[kEach], of_norm[kEach] = {};
-  if (kWords && norm)
+  if (norm)
 #pragma unroll
     for (int i = 0; i < kEach; ++i) of_norm[i] = to_f32(norm[at(i)]);
   if constexpr (kWords) {
@@ -44,8 +44,7 @@ __device__ __forceinline__ void make_head_row(const Job& job, const LayerRecord&
     for (int i = 0; i < kEach; ++i) squares = fmaf(v[i], v[i], squares);
     const float mean = warp_sum(squares) / D + job.head_eps, inv = kWords ? rsqrtf(mean) : 1.f / sqrtf(mean);
 #pragma unroll
-    for (int i = 0; i < kEach; ++i)
-      v[i] = rounded(v[i] * inv * ((kWords ? of_norm[i] : to_f32(norm[at(i)])) + job.weight_offset));
+    for (int i = 0; i < kEach; ++i) v[i] = rounded(v[i] * inv * (of_norm[i] + job.weight_offset));
   }
 #pragma unroll
   for (int i = 0; i < kEach; ++i) row[at(i)] = __float2bfloat16_rn(v[i]);

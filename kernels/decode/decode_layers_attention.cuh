@@ -76,17 +76,19 @@ __device__ __forceinline__ const C* cache_row(const Job& job, const void* cache,
   return static_cast<const C*>(cache) + (kv_head * job.capacity + key) * d;
 }
 
-// Brings the block's keys and values to the L2 while the weights stream; no more than half a megabyte of them.
+// Brings the heads' norms and the block's keys and values (half a megabyte at most) to the L2 while weights stream.
 template <int D, class C>
 __device__ __forceinline__ void prefetch_keys(const Job& job, const LayerRecord& layer, const AttentionRange& own) {
   if (own.none) return;
-  constexpr int kLine = 128, kMost = 2048;
+  constexpr int kLine = 128, kMost = 2048, kNormLines = D * 2 / kLine;
   const int lines = min(static_cast<int>((own.end - own.begin) * D * sizeof(C) / kLine), kMost);
   const int64_t first = (own.kv_head * job.capacity + own.begin) * D * sizeof(C);
-  for (int i = threadIdx.x; i < lines; i += kConsumerThreads) {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const uint8_t*>(layer.k) + first + i * kLine));
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const uint8_t*>(layer.v) + first + i * kLine));
-  }
+  const auto* norm = layer.head_norm[threadIdx.x / kNormLines % 2];
+  if (threadIdx.x < 2 * kNormLines && norm)
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(norm + threadIdx.x % kNormLines * (kLine / 2)));
+  for (int i = threadIdx.x; i < lines; i += kConsumerThreads)
+    for (const void* of : {layer.k, layer.v})
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const uint8_t*>(of) + first + i * kLine));
 }
 
 // The online softmax of a lane: over every kWarpKeys-th key of its warp, on D / kKeyLanes values of each.

@@ -135,6 +135,7 @@ __device__ __forceinline__ void load_normed(const Job& job, ByteInput& input, co
 
 #ifdef FEWBIT_SM90A
 // A consumer warp of bytes, at its place in its ring.
+template <bool kShares>
 struct ByteConsumer {
   StageRing ring;
   int stage = 0;
@@ -166,16 +167,20 @@ struct ByteConsumer {
     if (threadIdx.x % 32 < kArrivingLanes) barrier_arrive(ring.empty + stage);
     if (++stage == ring.count) stage = 0, parity ^= 1;
   }
-  // Multiplies the warp's k tiles [begin, end) of so many n tiles; leaves the sums of each, [n tiles, kConsumerWarps,
-  // 32].
-  __device__ __forceinline__ void multiply_tiles(int begin, int end, int n_tiles, const ByteInput& input, float* sums) {
+  // Multiplies the warp's parts of so many n tiles, from the nth of the product on; leaves the sums of each, [n_tiles,
+  // parts, 32].
+  __device__ __forceinline__ void multiply_tiles(const KSpan* parts, int nth, int n_tiles, const ByteInput& input,
+                                                 float* sums) {
     const int lane = threadIdx.x % 32;
-    float* mine = sums + threadIdx.x / 32 * kByteOutputs + lane / 4;
+    int part = kShares ? (threadIdx.x / 32 + nth) % kConsumerWarps : threadIdx.x / 32;
+    KSpan k = parts[part];
 #pragma unroll 1
-    for (int n = 0; n < n_tiles; ++n, mine += kConsumerWarps * kByteOutputs) {
+    for (int n = 0; n < n_tiles; ++n, sums += kConsumerWarps * kByteOutputs) {
+      float* mine = sums + part * kByteOutputs + lane / 4;
       float total[2][2][4] = {};
 #pragma unroll 1
-      for (int k_tile = begin; k_tile < end; ++k_tile) multiply_tile(input, k_tile, total);
+      for (int k_tile = k.begin; k_tile < k.end; ++k_tile) multiply_tile(input, k_tile, total);
+      if constexpr (kShares) part = (part + 1) % kConsumerWarps, k = parts[part];
       const bool upper = lane % 4 == 1;  // two lanes in four leave 16 outputs each
       if (lane % 4 < 2) {
         mine[16 * upper] = upper ? total[1][0][0] + total[1][1][0] : total[0][0][0] + total[0][1][0];
@@ -185,18 +190,20 @@ struct ByteConsumer {
   }
 };
 #else
+template <bool kShares>
 struct ByteConsumer;
 #endif
 
 // The kind of weights that the kernel is compiled for.
+template <bool kShares_ = false>
 struct ByteWeights {
-  static constexpr bool kZeros = false, kMixture = false;
+  static constexpr bool kZeros = false, kMixture = false, kShares = kShares_;
   static constexpr int kHeads = kHeadsPerBlock;
   static constexpr int kMostInFlight = kMaxInFlight;
   using Record = LayerRecord;
   using Loader = ByteLoader;
   using Input = ByteInput;
-  using Consumer = ByteConsumer;
+  using Consumer = ByteConsumer<kShares>;
   static constexpr int kOutputs = kByteOutputs;
   static constexpr int kOwnOutputs = kOutputs / kKSplits, kExchangeTiles = kExchangeOutputs / kOutputs;
   static constexpr int kStageBytes = kByteStageBytes;

@@ -3,6 +3,6 @@
 
 namespace fewbit::cuda::decode_step {
 
-WeightKind byte_weights_kind() { return weights_kind<ByteWeights>(); }
+WeightKind byte_weights_kind() { return weights_kind<ByteWeights<>>(&bytes_sharing_kernel); }
 
 }  // namespace fewbit::cuda::decode_step

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "kernels/decode/decode_layers_balance.cuh"
 #include "kernels/decode/decode_layers_kernel.cuh"
 #include "kernels/exec/exec_cuda.h"
 #include "kernels/model/hadamard.h"
@@ -108,10 +109,11 @@ std::string refuses_layers(const std::vector<DecodeLayer>& layers, int top_k) {
 struct LaunchPlan {
   Job job{};
   Kernel kernel{};
-  size_t shared = 0;     // bytes of a block
-  size_t workspace = 0;  // bytes
-  int record_bytes = 0;  // of a layer in the table
-  std::string refusal;   // "" = the layers have a kernel
+  size_t shared = 0;       // bytes of a block
+  size_t workspace = 0;    // bytes
+  size_t shared_sums = 0;  // bytes of Job::shared_sums
+  int record_bytes = 0;    // of a layer in the table
+  std::string refusal;     // "" = the layers have a kernel
 };
 
 // Sizes and tiles of the products.
@@ -122,7 +124,8 @@ void set_products(Job& job, const DecodeLayer& l, const DecodeForm& form, const 
   job.hidden = static_cast<int>(hidden);
   job.inner = static_cast<int>(inner);
   const auto shape = [&](int64_t out, int64_t in) {
-    return ProductShape{static_cast<int>(out / kind.outputs), static_cast<int>(in / kStageK)};
+    return ProductShape{
+        .n_tiles = static_cast<int>(out / kind.outputs), .k_tiles = static_cast<int>(in / kStageK), .sharers = 1};
   };
   job.end_q = static_cast<int>(q_out / kind.outputs);
   job.end_k = static_cast<int>((q_out + k_out) / kind.outputs);
@@ -184,7 +187,7 @@ LaunchPlan plan_of(const CudaState& s, int blocks, const std::vector<DecodeLayer
   const WeightKind kind = is_bytes(l.q)    ? byte_weights_kind()
                           : has_experts(l) ? mixture_weights_kind()
                           : has_zeros(l.q) ? zero_weights_kind()
-                                           : weights_kind<SymmetricWeights>();
+                                           : weights_kind<SymmetricWeights>(&packed_sharing_kernel);
   plan.record_bytes = kind.record_bytes;
   plan.kernel = kind.kernel(a.head_dim, l.cache.k.dtype, !form.attention_apart);
   if (!plan.kernel.function) return refuse("heads of 64 or 128 values only, of mixtures 128");
@@ -213,6 +216,9 @@ LaunchPlan plan_of(const CudaState& s, int blocks, const std::vector<DecodeLayer
                       128;
   if (!plan_shared(plan, kind, a.head_dim, s.max_shared()))
     return refuse("too little shared memory for the inputs of the largest linear");
+  if (kind.sharing && share_n_tiles(job, blocks / kKSplits))
+    plan.kernel = kind.sharing(a.head_dim, l.cache.k.dtype, !form.attention_apart);
+  plan.shared_sums = shared_sum_bytes(job, blocks / kKSplits, kind);
   return plan;
 }
 
@@ -312,6 +318,7 @@ void bind(LaunchPlan& plan, CudaState& s, const DecodeStack& stack) {
   FEWBIT_ASSERT(static_cast<size_t>(at - stack.workspace.as<uint8_t>()) <= plan.workspace);
   FEWBIT_ASSERT(2 + job.kv_heads * job.head_sets <= CudaState::kCounters);
   job.counters = s.counters;
+  job.shared_sums = plan.shared_sums > 0 ? static_cast<float*>(s.flagged_partials(plan.shared_sums)) : nullptr;
 }
 
 // The launches with attention apart: q k v of the first layer, then for each layer attention and what follows it.
@@ -365,6 +372,7 @@ void prepare_stack(Exec& ex, DecodeStack& stack) {
   }
   stack.table = ex.to_device(table);
   stack.workspace = ex.alloc_zeros(DType::u8, {static_cast<int64_t>(plan.workspace)});
+  if (plan.shared_sums > 0) s.flagged_partials(plan.shared_sums);  // grows now, in front of any recording
 }
 
 void decode_layers(Exec& ex, const DecodeStack& stack, ConstTensorView position, TensorView x) {

@@ -6,6 +6,12 @@
 // split among the blocks of a cluster, the n tiles go round the clusters: neighbouring blocks read neighbouring memory
 // at the same time, and a block stays within the few pages of its rows. The blocks of a cluster exchange their partial
 // sums, and each of them finishes its half of the outputs of every n tile.
+//
+// A step takes as long as the block with the most tiles. Where that one has many more than the others, another kernel
+// (kShares of a kind of weights) runs: of n tiles that are left over behind whole rounds, several clusters share each,
+// a part of k for each, and their sums are handed on through device memory; and those warps of a block that have a k
+// tile more than others change from n tile to n tile. It is a kernel of its own because its code is longer, and code
+// that runs once a layer is fetched anew each time: 0.5 us of a layer.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -35,6 +41,7 @@ inline constexpr int kMixtureInFlight = 4;    // nothing else reads while the ex
 inline constexpr int kKSplits = 2;            // blocks of a cluster, which split k
 inline constexpr int kExchangeOutputs = 512;  // outputs whose sums a cluster exchanges at a time: two for each consumer
 inline constexpr int kMaxOwnOutputs = 256;    // values of the residual stream that a block can keep
+inline constexpr int kMaxSharers = 16;        // clusters that share an n tile: their sums come in one load a thread
 inline constexpr int kMaxByteHidden = 8192;   // hidden values where weights are bytes: what the norm's registers hold
 inline constexpr int kHeadsPerBlock = 4;      // query heads of a block of attention; of mixtures, whose steps are a
 inline constexpr int kMixtureHeadsPerBlock = 2;  // chain of waits, fewer, so that attention takes half as long
@@ -49,6 +56,13 @@ enum Product : int { kQkv, kOut, kGateUp, kDown, kProducts };
 // one sum.
 struct ProductShape {
   int n_tiles, k_tiles;
+  int sharers;  // clusters for each n tile that is left over behind whole rounds; 1: it is one cluster's
+};
+
+// K tiles from the block's first on. The consumer warps of a block divide them into as many parts; sums are added in
+// the order of the parts, so that no bit depends on who had which.
+struct KSpan {
+  int begin, end;
 };
 
 // The tiles of a product that a block works on.
@@ -57,31 +71,49 @@ struct WorkRange {
   int n_begin, n_count;  // n tiles n_begin, n_begin + n_step, ...
   int n_step;
   int paired;  // of a mixture: those are pairs of n tiles
+  // The n tile that the cluster shares (-1: none), its number among the sharers, and the n tiles that the cluster
+  // finishes: its own, and the shared one if it is the first of the sharers.
+  int shared_tile, sharer, finished;
+  KSpan parts[kConsumerWarps], shared_parts[kConsumerWarps];  // of an own n tile, of the shared one
 
   // Of a mixture: the range's n tile of that number.
   __device__ __forceinline__ int tile(int nth) const {
     return paired ? 2 * (n_begin + (nth >> 1) * n_step) + (nth & 1) : n_begin + nth * n_step;
   }
+  __device__ static void set_parts(KSpan (&of)[kConsumerWarps], int begin, int count) {
+#pragma unroll 1
+    for (int i = 0; i < kConsumerWarps; ++i)
+      of[i] = {begin + count * i / kConsumerWarps, begin + count * (i + 1) / kConsumerWarps};
+  }
   // Of a mixture, for a block. Sums of q, k, v, gates and ups need no exchange: a block has all of k, and both n tiles
   // of a gate and its up, so that it can apply the activation.
   __device__ void set_mixture(int product, const ProductShape& shape, int block, int blocks) {
-    if (product == kOut || product == kDown) return set(shape, block % kKSplits, block / kKSplits, blocks / kKSplits);
-    paired = product == kGateUp;
+    if (product == kOut || product == kDown)
+      return set<false>(shape, block % kKSplits, block / kKSplits, blocks / kKSplits);
+    paired = product == kGateUp, shared_tile = -1;
     const int all = paired ? shape.n_tiles / 2 : shape.n_tiles;
     k0 = 0, k_count = shape.k_tiles;
     n_begin = block, n_step = blocks;
     n_count = n_begin < all ? (all - n_begin + blocks - 1) / blocks : 0;
     if (paired) n_count *= 2;
+    set_parts(parts, 0, k_count);
   }
+  template <bool kShares>
   __device__ void set(const ProductShape& shape, int k_split, int cluster, int of_clusters) {
-    paired = 0, n_step = of_clusters;
+    paired = 0, n_step = of_clusters, n_begin = cluster, shared_tile = -1;
     k0 = k_split * shape.k_tiles / kKSplits;
     k_count = (k_split + 1) * shape.k_tiles / kKSplits - k0;
-    n_begin = cluster;
-    n_count = cluster < shape.n_tiles ? (shape.n_tiles - cluster + of_clusters - 1) / of_clusters : 0;
+    set_parts(parts, 0, k_count);
+    const int whole = kShares && shape.sharers > 1 ? shape.n_tiles / of_clusters * of_clusters : shape.n_tiles;
+    n_count = cluster < whole ? (whole - cluster + of_clusters - 1) / of_clusters : 0;
+    finished = n_count;
+    const int left = shape.n_tiles - whole;
+    if (!kShares || left == 0 || cluster >= left * shape.sharers) return;
+    sharer = cluster / left, shared_tile = whole + cluster % left;
+    finished += sharer == 0;
+    const int begin = k_count * sharer / shape.sharers;
+    set_parts(shared_parts, begin, k_count * (sharer + 1) / shape.sharers - begin);
   }
-  // The first k tile of a warp, relative to k0; the same for every n tile.
-  __device__ int warp_begin(int warp) const { return k_count * warp / kConsumerWarps; }
 };
 
 struct Weight {
@@ -150,6 +182,7 @@ struct Job {
   float* split_o;      // [kv_heads * head_sets * key_splits, heads_per_block, head_dim]: sums of a split of the keys
   float2* split_ml;    // the same without head_dim: maximum of the scores (base 2), sum of the weights
   uint32_t* counters;  // [2 + kv_heads * head_sets], zero between launches
+  float* shared_sums;  // flagged partial sums of a product's shared n tiles, [n tiles, sharers, kKSplits, outputs]
 
   int stages;       // of a warp's ring
   int in_flight;    // stages that a producer warp has asked for: one, or the most that the kind of weights has
@@ -180,17 +213,22 @@ struct Kernel {
   const void* function = nullptr;  // decode_layers_kernel<...>; null where there is none
   int attention_bytes = 0;         // shared memory for attention, or with attention apart for the new token's heads
 };
+using KernelFinder = Kernel (*)(int64_t head_dim, DType cache, bool whole_step);
 // What the host must know of a kind of weights.
 struct WeightKind {
-  int outputs;                                                       // of an n tile
-  int stage_bytes;                                                   // of a tile of weights
-  int input_bytes, group_bytes;                                      // of a k tile of the input, and of its LimbGroup
-  int record_bytes;                                                  // of LayerRecord or ZeroLayerRecord
-  int heads;                                                         // query heads of a block of attention
-  Kernel (*kernel)(int64_t head_dim, DType cache, bool whole_step);  // whole step: attention is inside
+  int outputs;                     // of an n tile
+  int stage_bytes;                 // of a tile of weights
+  int input_bytes, group_bytes;    // of a k tile of the input, and of its LimbGroup
+  int record_bytes;                // of LayerRecord or ZeroLayerRecord
+  int heads;                       // query heads of a block of attention
+  KernelFinder kernel;             // whole step: attention is inside
+  KernelFinder sharing = nullptr;  // the same that shares n tiles, or none
 };
 WeightKind byte_weights_kind();
 WeightKind mixture_weights_kind();
 WeightKind zero_weights_kind();
+Kernel packed_sharing_kernel(int64_t head_dim, DType cache, bool whole_step);
+Kernel zeros_sharing_kernel(int64_t head_dim, DType cache, bool whole_step);
+Kernel bytes_sharing_kernel(int64_t head_dim, DType cache, bool whole_step);
 
 }  // namespace fewbit::cuda::decode_step

@@ -26,7 +26,7 @@ template <class Weights, bool kWhole>
 __device__ __forceinline__ void load_own_x(const Job& job, const WorkRange& range, int k_split, int cluster,
                                            float* own_x) {
   constexpr int kOutputs = Weights::kOutputs, kOwnOutputs = Weights::kOwnOutputs;
-  for (int e = threadIdx.x; e < range.n_count * kOwnOutputs; e += kConsumerThreads) {
+  for (int e = threadIdx.x; e < range.finished * kOwnOutputs; e += kConsumerThreads) {
     const int n = (cluster + e / kOwnOutputs * clusters()) * kOutputs + k_split * kOwnOutputs + e % kOwnOutputs;
     own_x[e] = to_f32(job.x[n]);
     if constexpr (Weights::kMixture && kWhole)
@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1) decode_layers_kernel(const _
     if constexpr (Weights::kMixture)
       ranges[threadIdx.x].set_mixture(threadIdx.x, shape, blockIdx.x, gridDim.x);
     else
-      ranges[threadIdx.x].set(shape, k_split, cluster, clusters());
+      ranges[threadIdx.x].set<Weights::kShares>(shape, k_split, cluster, clusters());
   }
   __syncthreads();
   cluster_sync();  // the barriers are ready in all blocks of the cluster
@@ -216,14 +216,15 @@ Kernel find_kernel(int64_t head_dim, DType cache, bool whole_step) {
   return found;
 }
 template <class Weights>
-WeightKind weights_kind() {
+WeightKind weights_kind(KernelFinder sharing = nullptr) {
   return {.outputs = Weights::kOutputs,
           .stage_bytes = Weights::kStageBytes,
           .input_bytes = Weights::kInputBytes,
           .group_bytes = Weights::kGroupBytes,
           .record_bytes = static_cast<int>(sizeof(typename Weights::Record)),
           .heads = Weights::kHeads,
-          .kernel = &find_kernel<Weights>};
+          .kernel = &find_kernel<Weights>,
+          .sharing = sharing};
 }
 
 }  // namespace fewbit::cuda::decode_step

@@ -94,7 +94,8 @@ struct PackedLoader {
   }
 };
 
-// The order of a warp's tiles: along k, then over the n tiles, products and layers, through all layers or (not kWhole)
+// The order of a warp's tiles: along k, then over the n tiles (a shared one first, so that its sums are under way while
+// the block is at its own), products and layers, through all layers or (not kWhole)
 // the products that Job::first_product and end_product name.
 template <class Weights, bool kWhole>
 struct TileWalk {
@@ -105,36 +106,59 @@ struct TileWalk {
   MixtureShared* mixture;  // or null
   int layer = 0, product = -1;
   int opened = 0;                 // of a mixture: the layer whose q, k, v and o may be asked for
-  int begin = 0, k = 0, end = 0;  // the warp's k tiles, and the one at hand
+  int begin = 0, k = 0, end = 0;  // the warp's k tiles of the n tile at hand, and the one at hand
   int n_tile = 0, n_left = 0;     // the n tile at hand, and how many are left with it
+  int part = 0;                   // of k, the warp's
+  bool shared = false;            // the n tile at hand is the one that the cluster shares
   typename Weights::Loader loader;
 
   __device__ __forceinline__ TileWalk(const Job& j, const typename Weights::Record* in_layers,
                                       const WorkRange* in_ranges, int of_warp, MixtureShared* of_block)
       : job(j), layers(in_layers), ranges(in_ranges), warp(of_warp), mixture(of_block) {
     if constexpr (!kWhole) product = job.first_product - 1;
-    next_product();
+    begin_n_tile();
   }
   __device__ __forceinline__ bool done() const {
     return kWhole ? layer == job.count : layer * kProducts + product >= job.end_product;
   }
   __device__ __forceinline__ void next_product() {
-    do {
-      if (++product == kProducts) product = 0, ++layer;
-      if (done()) return;
-      const WorkRange& range = ranges[product];
-      begin = range.k0 + range.warp_begin(warp);
-      end = range.k0 + range.warp_begin(warp + 1);
-      if constexpr (Weights::kMixture)
-        n_tile = range.tile(0);
+    if (++product == kProducts) product = 0, ++layer;
+    if (done()) return;
+    const WorkRange& range = ranges[product];
+    shared = Weights::kShares && range.shared_tile >= 0;
+    n_left = range.n_count + shared;
+    n_tile = shared ? range.shared_tile : Weights::kMixture ? range.tile(0) : range.n_begin;
+    set_part(range, warp);
+  }
+  __device__ __forceinline__ void set_part(const WorkRange& range, int of) {
+    part = of;
+    const KSpan own = (shared ? range.shared_parts : range.parts)[part];
+    begin = range.k0 + own.begin, end = range.k0 + own.end;
+  }
+  __device__ __forceinline__ void next_n_tile() {
+    --n_left;
+    const WorkRange& range = ranges[product];
+    if (shared)
+      n_tile = range.n_begin;
+    else
+      n_tile = Weights::kMixture ? range.tile(range.n_count - n_left) : n_tile + clusters();
+    if constexpr (!Weights::kShares) return;
+    const int next = shared ? warp : (part + 1) % kConsumerWarps;
+    shared = false;
+    set_part(range, next);
+  }
+  // Begins with the n tile at hand, or the first behind it of which the warp has k tiles.
+  __device__ __forceinline__ void begin_n_tile() {
+    while (n_left == 0 || begin == end) {
+      if (n_left > 0)
+        next_n_tile();
       else
-        n_tile = range.n_begin;
-      n_left = range.n_count;
-    } while (begin == end || n_left == 0);
+        next_product();
+      if (done()) return;
+    }
     k = begin;
-    if constexpr (Weights::kMixture)
-      if (product >= kGateUp) return;  // the experts are not known yet: fetch() waits for them
-    seek();
+    // The experts of a mixture are not known yet: fetch() waits for them.
+    if (!Weights::kMixture || product < kGateUp) seek();
   }
 #ifdef FEWBIT_SM90A
   // To the weights of an expert, once it is chosen.
@@ -178,15 +202,8 @@ struct TileWalk {
 #endif
     loader.fetch(to);
     if (++k < end) return;
-    if (--n_left == 0) return next_product();
-    if constexpr (Weights::kMixture)
-      n_tile = ranges[product].tile(ranges[product].n_count - n_left);
-    else
-      n_tile += clusters();
-    k = begin;
-    if constexpr (Weights::kMixture)
-      if (product >= kGateUp) return;
-    seek();
+    next_n_tile();
+    begin_n_tile();
   }
 };
 

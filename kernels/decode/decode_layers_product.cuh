@@ -4,6 +4,7 @@
 // in decode_layers_bytes.cuh.
 #include "kernels/decode/decode_layers_peer.cuh"
 #include "kernels/decode/decode_layers_pipeline.cuh"
+#include "kernels/device/flagged_partials.cuh"
 
 namespace fewbit::cuda::decode_step {
 
@@ -16,7 +17,7 @@ __device__ __forceinline__ uint32_t held(const void* shared) {
 }
 
 // A consumer warp of packed weights, at its place in its ring.
-template <bool kZeros>
+template <bool kZeros, bool kShares>
 struct PackedConsumer {
   StageRing ring;
   int stage = 0;
@@ -61,19 +62,23 @@ struct PackedConsumer {
       total[i] = fmaf(__half2float(scales[i]) * input_scale, sum, total[i]);
     }
   }
-  // Multiplies the warp's k tiles [begin, end) of so many n tiles; leaves the sums of each, [n tiles, kConsumerWarps,
-  // 64].
-  __device__ __forceinline__ void multiply_tiles(int begin, int end, int n_tiles, const LimbInput& input, float* sums) {
+  // Multiplies the warp's parts of so many n tiles, from the nth of the product on; leaves the sums of each, [n_tiles,
+  // parts, 64].
+  __device__ __forceinline__ void multiply_tiles(const KSpan* parts, int nth, int n_tiles, const LimbInput& input,
+                                                 float* sums) {
     const LimbLane lane(threadIdx.x % 32);
-    float* mine = sums + threadIdx.x / 32 * marlin::kTileN + marlin::fragment_output(threadIdx.x % 32, lane.t, 0);
+    sums += marlin::fragment_output(threadIdx.x % 32, lane.t, 0);
+    int part = kShares ? (threadIdx.x / 32 + nth) % kConsumerWarps : threadIdx.x / 32;
+    KSpan k = parts[part];
 #pragma unroll 1
-    for (int n = 0; n < n_tiles; ++n, mine += kConsumerWarps * marlin::kTileN) {
+    for (int n = 0; n < n_tiles; ++n, sums += kConsumerWarps * marlin::kTileN) {
       float total[8] = {};
 #pragma unroll 1
-      for (int k_tile = begin; k_tile < end; ++k_tile) multiply_tile(input, k_tile, lane, total);
+      for (int k_tile = k.begin; k_tile < k.end; ++k_tile) multiply_tile(input, k_tile, lane, total);
       const float2 two = lane.gather(total);
-      mine[0] = two.x;
-      mine[8] = two.y;
+      sums[part * marlin::kTileN] = two.x;
+      sums[part * marlin::kTileN + 8] = two.y;
+      if constexpr (kShares) part = (part + 1) % kConsumerWarps, k = parts[part];
     }
   }
 };
@@ -170,12 +175,12 @@ struct Epilogue {
   }
 };
 
-// The sum of output n of an n tile over the warps; `sums` as in run_product().
+// The sum of output n of an n tile over the warps' parts; `sums` as in run_product().
 template <class Weights>
-__device__ __forceinline__ float sum_of_warps(const float* sums, int n_tile, int n) {
+__device__ __forceinline__ float sum_of_parts(const float* sums, int n_tile, int n) {
   float sum = 0;
 #pragma unroll
-  for (int w = 0; w < kConsumerWarps; ++w) sum += sums[(n_tile * kConsumerWarps + w) * Weights::kOutputs + n];
+  for (int p = 0; p < kConsumerWarps; ++p) sum += sums[(n_tile * kConsumerWarps + p) * Weights::kOutputs + n];
   return sum;
 }
 
@@ -186,24 +191,61 @@ __device__ __forceinline__ void run_unsplit(int product, const WorkRange& range,
                                             const Epilogue<Weights>& epilogue) {
   constexpr int kOutputs = Weights::kOutputs, kTiles = Weights::kExchangeTiles;
   static_assert(kTiles % 2 == 0);  // whole pairs
-  const int warp = threadIdx.x / 32, begin = range.warp_begin(warp), end = range.warp_begin(warp + 1);
 #pragma unroll 1
   for (int first = 0; first < range.n_count; first += kTiles) {
     const int n_tiles = min(kTiles, range.n_count - first), pairs = product == kGateUp ? 1 : 0;
-    consumer.multiply_tiles(begin, end, n_tiles, input, sums);
+    consumer.multiply_tiles(range.parts, first, n_tiles, input, sums);
     consumer_sync();
 #pragma unroll 1
     for (int e = threadIdx.x; e < (n_tiles >> pairs) * kOutputs; e += kConsumerThreads) {
       const int of = (e / kOutputs) << pairs, n = e % kOutputs, n_tile = range.tile(first + of);
-      const float sum = sum_of_warps<Weights>(sums, of, n);
+      const float sum = sum_of_parts<Weights>(sums, of, n);
       if (pairs)
-        epilogue.finish_pair(n_tile / 2, n, sum, sum_of_warps<Weights>(sums, of + 1, n));
+        epilogue.finish_pair(n_tile / 2, n, sum, sum_of_parts<Weights>(sums, of + 1, n));
       else
         epilogue.finish_qkv(n_tile, n, sum);
     }
     if (first + kTiles < range.n_count) consumer_sync();  // the sums have been read
   }
 }
+
+// The sums of shared n tiles, which go from cluster to cluster through device memory as words that are their own flags
+// (kernels/device/flagged_partials.cuh). A word is set back by its only reader, which then arrives at a barrier of the
+// grid; the next product with shared n tiles comes behind that.
+template <class Weights>
+struct SharedSums {
+  static constexpr int kOutputs = Weights::kOutputs;
+  float* words;  // of the block's shared n tile, [parts, outputs]
+  int parts;     // of k: the blocks of all sharers
+
+  __device__ __forceinline__ SharedSums(int product, const WorkRange& range, const Job& job)
+      : words(job.shared_sums), parts(job.product[product].sharers * kKSplits) {
+    words += range.shared_tile % clusters() * parts * kOutputs;  // its number among those that are left over
+  }
+  __device__ __forceinline__ void send(int part, const float* sums) const {
+    if (threadIdx.x >= kOutputs) return;
+    const float sum = sum_of_parts<Weights>(sums, 0, threadIdx.x);
+    asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" ::"l"(words + part * kOutputs + threadIdx.x), "f"(sum)
+                 : "memory");
+  }
+  // Adds what every eighth of the parts has of output n, and leaves it where the warps' parts of an n tile lie.
+  __device__ __forceinline__ void take(int n, float* sums) const {
+    if (threadIdx.x % 32 < Weights::kOwnOutputs) {
+      float sum = 0;
+#pragma unroll 1
+      for (int part = threadIdx.x / 32; part < parts; part += kConsumerWarps) {
+        float* word = words + part * kOutputs + n;
+        float v;
+        do v = load_flagged_word(reinterpret_cast<const float4*>(word));
+        while (__float_as_uint(v) == kUnwritten);
+        __stcg(reinterpret_cast<uint32_t*>(word), kUnwritten);
+        sum += v;
+      }
+      sums[threadIdx.x / 32 * kOutputs + n] = sum;
+    }
+    consumer_sync();
+  }
+};
 
 // A product: the block's tiles, the exchange of the cluster's sums, the epilogue. `sums`: [kExchangeTiles,
 // kConsumerWarps, outputs of an n tile] of shared memory.
@@ -216,46 +258,59 @@ __device__ __forceinline__ void run_product(int product, const WorkRange& range,
   if constexpr (Weights::kMixture)
     if (product == kQkv || product == kGateUp)
       return run_unsplit<Weights>(product, range, input, consumer, sums, epilogue);
-  const int warp = threadIdx.x / 32;
-  const int first_k_tile = range.warp_begin(warp), end_k_tile = range.warp_begin(warp + 1);
+  // Rounds: a shared n tile (-1), so many of the block's own at a time, the end of the shared one if it finishes that.
+  const bool shares = Weights::kShares && range.shared_tile >= 0;
+  const int end = Weights::kShares ? range.finished : range.n_count;
 #pragma unroll 1
-  for (int first = 0; first < range.n_count; first += kExchangeTiles) {
-    const int n_tiles = min(kExchangeTiles, range.n_count - first);
+  for (int first = shares ? -1 : 0, n_tiles = 0; first < end; first += n_tiles) {
+    const bool sends = shares && first < 0, takes = shares && first == range.n_count;
+    n_tiles = sends || takes ? 1 : min(kExchangeTiles, range.n_count - first);
     // The output that this thread finishes: n of the `own`-th n tile.
     const int own = threadIdx.x / kOwnOutputs, n = k_split * kOwnOutputs + threadIdx.x % kOwnOutputs;
     static_assert(kExchangeTiles * kOwnOutputs <= kConsumerThreads);
     const int n_tile = range.n_begin + (first + own) * clusters();
-    const float factor = own < n_tiles ? epilogue.factor(product, n_tile, n) : 0.f;
-    if (threadIdx.x == 0) cluster_sums.expect(n_tiles);
-    consumer.multiply_tiles(first_k_tile, end_k_tile, n_tiles, input, sums);
-    consumer_sync();
-#pragma unroll 1
-    for (int e = threadIdx.x; e < n_tiles * kOutputs; e += kConsumerThreads) {
-      const int of = e / kOutputs, output = e % kOutputs;
-      cluster_sums.send(k_split, of, output, sum_of_warps<Weights>(sums, of, output));
+    const bool finishes = own < n_tiles && !sends;
+    const float factor = finishes ? epilogue.factor(product, n_tile, n) : 0.f;
+    if (!takes) {
+      if (threadIdx.x == 0 && !sends) cluster_sums.expect(n_tiles);
+      consumer.multiply_tiles(sends ? range.shared_parts : range.parts, sends ? 0 : first, n_tiles, input, sums);
+      consumer_sync();
     }
-    cluster_sums.wait();
-    if (own < n_tiles)
-      epilogue.finish(product, n_tile, n, first + own,
-                      Weights::finished(cluster_sums.sum(own, threadIdx.x % kOwnOutputs), factor, input));
-    cluster_sums.flip();
-    if (first + kExchangeTiles < range.n_count) consumer_sync();  // the sums have been read
+    float sum = 0;
+    if (sends || takes) {
+      const SharedSums<Weights> of_all(product, range, epilogue.job);
+      if (sends)
+        of_all.send(range.sharer * kKSplits + k_split, sums);
+      else
+        of_all.take(n, sums), sum = sum_of_parts<Weights>(sums, 0, n);
+    } else {
+#pragma unroll 1
+      for (int e = threadIdx.x; e < n_tiles * kOutputs; e += kConsumerThreads) {
+        const int of = e / kOutputs, output = e % kOutputs;
+        cluster_sums.send(k_split, of, output, sum_of_parts<Weights>(sums, of, output));
+      }
+      cluster_sums.wait();
+      sum = cluster_sums.sum(own < n_tiles ? own : 0, threadIdx.x % kOwnOutputs);
+      cluster_sums.flip();
+    }
+    if (finishes) epilogue.finish(product, n_tile, n, first + own, Weights::finished(sum, factor, input));
+    if (first + n_tiles < end) consumer_sync();  // the sums have been read
   }
 }
 #endif
 
-template <bool kZeros>
+template <bool kZeros, bool kShares>
 struct PackedConsumer;
 // Weights of 4 bits in groups of 128, in the Marlin layout, with zero points or without.
-template <bool kZeros_>
+template <bool kZeros_, bool kShares_ = false>
 struct PackedWeights {
-  static constexpr bool kZeros = kZeros_, kMixture = false;
+  static constexpr bool kZeros = kZeros_, kMixture = false, kShares = kShares_;
   static constexpr int kHeads = kHeadsPerBlock;
   static constexpr int kMostInFlight = kMaxInFlight;
   using Record = std::conditional_t<kZeros, ZeroLayerRecord, LayerRecord>;
   using Loader = PackedLoader<kZeros>;
   using Input = LimbInput;
-  using Consumer = PackedConsumer<kZeros>;
+  using Consumer = PackedConsumer<kZeros, kShares>;
   static constexpr int kOutputs = marlin::kTileN;  // of an n tile
   static constexpr int kOwnOutputs = kOutputs / kKSplits, kExchangeTiles = kExchangeOutputs / kOutputs;
   static constexpr int kStageBytes = packed_stage_bytes(kZeros);

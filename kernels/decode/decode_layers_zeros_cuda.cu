@@ -3,6 +3,6 @@
 
 namespace fewbit::cuda::decode_step {
 
-WeightKind zero_weights_kind() { return weights_kind<PackedWeights<true>>(); }
+WeightKind zero_weights_kind() { return weights_kind<PackedWeights<true>>(&zeros_sharing_kernel); }
 
 }  // namespace fewbit::cuda::decode_step

@@ -25,12 +25,15 @@ const Sizes kSizes[] = {
     {.hidden = 256, .inner = 512, .heads = 6, .kv_heads = 2, .head_dim = 64, .cache = DType::i8},
     {.hidden = 4096, .inner = 14336, .heads = 32, .kv_heads = 8, .head_dim = 128, .layers = 2},
     {.hidden = 5120, .inner = 25600, .heads = 64, .kv_heads = 8, .head_dim = 128, .head_norms = true, .layers = 1},
+    // Clusters share what n tiles are left over, of all four products; warps cannot have equally many k tiles.
+    {.hidden = 5120, .inner = 6400, .heads = 24, .kv_heads = 8, .head_dim = 128, .layers = 2},
 };
 
 const Sizes kZeroSizes[] = {
     {.hidden = 256, .inner = 512, .heads = 4, .kv_heads = 2, .head_dim = 64, .zeros = true},
     {.hidden = 256, .inner = 640, .heads = 4, .kv_heads = 1, .head_dim = 128, .biases = true, .zeros = true},
     {.hidden = 4096, .inner = 14336, .heads = 32, .kv_heads = 8, .head_dim = 128, .layers = 2, .zeros = true},
+    {.hidden = 5120, .inner = 6400, .heads = 24, .kv_heads = 8, .head_dim = 128, .layers = 2, .zeros = true},
 };
 
 const Sizes kByteSizes[] = {
@@ -55,6 +58,7 @@ const Sizes kByteSizes[] = {
      .bytes = true},
     {.hidden = 256, .inner = 512, .heads = 6, .kv_heads = 2, .head_dim = 64, .cache = DType::i8, .bytes = true},
     {.hidden = 4096, .inner = 14336, .heads = 32, .kv_heads = 8, .head_dim = 128, .layers = 2, .bytes = true},
+    {.hidden = 5120, .inner = 6400, .heads = 24, .kv_heads = 8, .head_dim = 128, .layers = 2, .bytes = true},
 };
 
 TEST(DecodeLayers, CudaEqualsTheOpsOneByOne) {
