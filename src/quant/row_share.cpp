@@ -28,6 +28,7 @@ ConstTensorView RowShare::mine(ConstTensorView whole) const {
 Tensor RowShare::whole(Exec& ex, Tensor band, int64_t unit) const {
   if (alone()) return band;
   std::vector<int64_t> begin;
+  begin.reserve(begin_.size());
   for (const int64_t b : begin_) begin.push_back((b + unit - 1) / unit);
   Tensor all = ex.alloc(band.dtype(), {begin.back(), band.cols()});
   const auto rank = static_cast<size_t>(ranks_->rank());
