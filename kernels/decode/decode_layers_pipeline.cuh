@@ -121,44 +121,41 @@ struct TileWalk {
   __device__ __forceinline__ bool done() const {
     return kWhole ? layer == job.count : layer * kProducts + product >= job.end_product;
   }
+  // To the first tile of the next product in which the warp has any.
   __device__ __forceinline__ void next_product() {
-    if (++product == kProducts) product = 0, ++layer;
-    if (done()) return;
-    const WorkRange& range = ranges[product];
-    shared = Weights::kShares && range.shared_tile >= 0;
-    n_left = range.n_count + shared;
-    n_tile = shared ? range.shared_tile : Weights::kMixture ? range.tile(0) : range.n_begin;
-    set_part(range, warp);
+    do {
+      if (++product == kProducts) product = 0, ++layer;
+      if (done()) return;
+      const WorkRange& range = ranges[product];
+      if constexpr (Weights::kShares) shared = range.shared_tile >= 0;
+      n_left = range.n_count + shared;
+      n_tile = shared ? range.shared_tile : Weights::kMixture ? range.tile(0) : range.n_begin;
+      set_part(range, warp);
+    } while (Weights::kShares ? !find_n_tile() : n_left == 0 || begin == end);
+    begin_n_tile();
   }
   __device__ __forceinline__ void set_part(const WorkRange& range, int of) {
     part = of;
     const KSpan own = (shared ? range.shared_parts : range.parts)[part];
     begin = range.k0 + own.begin, end = range.k0 + own.end;
   }
-  __device__ __forceinline__ void next_n_tile() {
-    --n_left;
+  // Where n tiles are shared: at the n tile at hand, or at the first behind it of which the warp has k tiles; false
+  // where none is left.
+  __device__ __forceinline__ bool find_n_tile() {
     const WorkRange& range = ranges[product];
-    if (shared)
-      n_tile = range.n_begin;
-    else
-      n_tile = Weights::kMixture ? range.tile(range.n_count - n_left) : n_tile + clusters();
-    if constexpr (!Weights::kShares) return;
-    const int next = shared ? warp : (part + 1) % kConsumerWarps;
-    shared = false;
-    set_part(range, next);
-  }
-  // Begins with the n tile at hand, or the first behind it of which the warp has k tiles.
-  __device__ __forceinline__ void begin_n_tile() {
-    while (n_left == 0 || begin == end) {
-      if (n_left > 0)
-        next_n_tile();
-      else
-        next_product();
-      if (done()) return;
+    for (; n_left > 0 && begin == end; --n_left) {
+      n_tile = shared ? range.n_begin : n_tile + clusters();
+      const int next = shared ? warp : (part + 1) % kConsumerWarps;
+      shared = false;
+      set_part(range, next);
     }
+    return n_left > 0;
+  }
+  __device__ __forceinline__ void begin_n_tile() {
     k = begin;
-    // The experts of a mixture are not known yet: fetch() waits for them.
-    if (!Weights::kMixture || product < kGateUp) seek();
+    if constexpr (Weights::kMixture)
+      if (product >= kGateUp) return;  // the experts are not known yet: fetch() waits for them
+    seek();
   }
 #ifdef FEWBIT_SM90A
   // To the weights of an expert, once it is chosen.
@@ -202,7 +199,16 @@ struct TileWalk {
 #endif
     loader.fetch(to);
     if (++k < end) return;
-    next_n_tile();
+    if constexpr (Weights::kShares) {
+      begin = end;  // done with the n tile at hand
+      if (!find_n_tile()) return next_product();
+    } else {
+      if (--n_left == 0) return next_product();
+      if constexpr (Weights::kMixture)
+        n_tile = ranges[product].tile(ranges[product].n_count - n_left);
+      else
+        n_tile += clusters();
+    }
     begin_n_tile();
   }
 };
