@@ -153,16 +153,18 @@ void BlockCoder::take(const std::vector<Group>& groups, Dealt& round, std::map<s
     }
   }
   std::deque<CodedLinear> all;
-  for (size_t r = 0; r < static_cast<size_t>(ranks_.size()) && round.first + r < groups.size(); ++r)
+  for (size_t r = 0; r < static_cast<size_t>(ranks_.size()) && round.first + r < groups.size(); ++r) {
+    std::vector<LinearOnItsWay> of_rank;
     for (const LinearDef& def : groups[round.first + r].items) {
       const PlannedLinear& p = plan_of(def);
       if (p.keep) continue;
       CodedLinear& coded = all.emplace_back(begin_record(def, p, nullptr));
       if (static_cast<int>(r) == ranks_.rank()) coded = std::move(round.own.front()), round.own.pop_front();
       coded.linear.spec = p.recipe.spec;
-      linear_from(ranks_, static_cast<int>(r), coded.linear, coded.record);
-      codes_from(ex_, ranks_, static_cast<int>(r), coded.there);
+      of_rank.push_back({&coded.linear, &coded.record, &coded.there});
     }
+    linears_from(ex_, ranks_, static_cast<int>(r), of_rank);
+  }
   if (by_lane) ex_.sync();  // codes of a lane go back to it when they are packed, and are read here until now
   for (CodedLinear& coded : all) {
     const auto at = made.find(coded.name);

@@ -1,55 +1,112 @@
 #include "src/quant/loop/linear_exchange.h"
 
+#include <array>
+#include <cstring>
+#include <optional>
+#include <string>
+
 #include "src/ranks/exchange.h"
 
 namespace fewbit {
 namespace {
 
-// On the device of `ex`; it stays as it is where the root's is empty.
-void tensor_from(Exec& ex, const Ranks& ranks, int root, Tensor& t) {
-  struct Form {
-    DType dtype;
-    int64_t rows, cols, rank;
-  };
-  Form here{DType::u8, 0, 0, 0};
-  if (!t.empty()) here = {t.dtype(), t.rows(), t.cols(), t.shape().rank()};
-  const Form form = value_of_root(ranks, here, root);
+// What a message says of a tensor; rank 0: there is none.
+struct Form {
+  DType dtype = DType::u8;
+  int64_t rows = 0, cols = 0, rank = 0;
+
+  static Form of(const Tensor& t) {
+    if (t.empty()) return {};
+    return {t.dtype(), t.rows(), t.cols(), t.shape().rank()};
+  }
+  Shape shape() const { return rank == 1 ? Shape{rows} : Shape{rows, cols}; }
+};
+
+// Puts values into a message, or takes them out of one, in one order for both.
+class Parcel {
+ public:
+  Parcel() = default;                                                          // to be written
+  explicit Parcel(std::string text) : text_(std::move(text)), reads_(true) {}  // to be read
+  bool reads() const { return reads_; }
+  std::string take() { return std::move(text_); }
+
+  void bytes(void* data, size_t count) {
+    if (reads_) {
+      FEWBIT_ASSERT(at_ + count <= text_.size());
+      std::memcpy(data, text_.data() + at_, count);
+      at_ += count;
+    } else {
+      text_.append(static_cast<const char*>(data), count);
+    }
+  }
+  template <class T>
+  T value(T x) {
+    bytes(&x, sizeof x);
+    return x;
+  }
+  void tensor(Tensor& t) {  // of host memory
+    const Form form = value(Form::of(t));
+    if (form.rank == 0) return;
+    if (reads_) t = Tensor::host(form.dtype, form.shape());
+    bytes(t.view().data, static_cast<size_t>(t.bytes()));
+  }
+  void tensor(std::optional<Tensor>& t) {
+    if (!value(t.has_value())) return t.reset();
+    if (!t) t.emplace();
+    tensor(*t);
+  }
+  void number(std::optional<double>& x) {
+    if (!value(x.has_value())) return x.reset();
+    x = value(x.value_or(0));
+  }
+  std::string text(std::string s) {
+    s.resize(value(s.size()));
+    bytes(s.data(), s.size());
+    return s;
+  }
+
+ private:
+  std::string text_{};
+  size_t at_ = 0;
+  bool reads_ = false;
+};
+
+void in_host_memory(Parcel& m, const LinearOnItsWay& l) {
+  QuantizedLinear& q = *l.linear;
+  m.tensor(q.codes);
+  m.tensor(q.scales);
+  m.tensor(q.zeros);
+  m.tensor(q.group_of);
+  m.number(q.input_scale);
+  m.number(q.global_scale);
+  const std::string record = m.text(m.reads() ? "" : to_json(*l.record));
+  if (m.reads()) *l.record = linear_record_from_json(record);
+}
+
+// The tensor stays as it is where the root has none.
+void on_device(Exec& ex, const Ranks& ranks, int root, Parcel& forms, Tensor& t) {
+  const Form form = forms.value(Form::of(t));
   if (form.rank == 0) return;
-  if (ranks.rank() != root) t = ex.alloc(form.dtype, form.rank == 1 ? Shape{form.rows} : Shape{form.rows, form.cols});
+  if (forms.reads()) t = ex.alloc(form.dtype, form.shape());
   ranks.broadcast(ex, t, root);
-}
-
-void tensor_from(const Ranks& ranks, int root, Tensor& t) {
-  Exec host = Exec::cpu();
-  tensor_from(host, ranks, root, t);
-}
-
-void tensor_from(const Ranks& ranks, int root, std::optional<Tensor>& t) {
-  if (!value_of_root(ranks, t.has_value(), root)) return t.reset();
-  if (!t) t.emplace();
-  tensor_from(ranks, root, *t);
-}
-
-void number_from(const Ranks& ranks, int root, std::optional<double>& x) {
-  if (!value_of_root(ranks, x.has_value(), root)) return x.reset();
-  x = value_of_root(ranks, x.value_or(0), root);
 }
 
 }  // namespace
 
-void linear_from(const Ranks& ranks, int root, QuantizedLinear& linear, LinearRecord& record) {
-  tensor_from(ranks, root, linear.codes);
-  tensor_from(ranks, root, linear.scales);
-  tensor_from(ranks, root, linear.zeros);
-  tensor_from(ranks, root, linear.group_of);
-  number_from(ranks, root, linear.input_scale);
-  number_from(ranks, root, linear.global_scale);
-  const std::string text = text_of_root(ranks, ranks.rank() == root ? to_json(record) : "", root);
-  if (ranks.rank() != root) record = linear_record_from_json(text);
-}
-
-void codes_from(Exec& ex, const Ranks& ranks, int root, DeviceCodes& q) {
-  for (Tensor* t : {&q.codes, &q.scales, &q.zeros, &q.group_of}) tensor_from(ex, ranks, root, *t);
+void linears_from(Exec& ex, const Ranks& ranks, int root, std::span<const LinearOnItsWay> linears) {
+  const auto tensors_of = [](DeviceCodes& q) { return std::array{&q.codes, &q.scales, &q.zeros, &q.group_of}; };
+  Parcel out;
+  if (ranks.rank() == root)
+    for (const LinearOnItsWay& l : linears) {
+      in_host_memory(out, l);
+      for (Tensor* t : tensors_of(*l.there)) out.value(Form::of(*t));
+    }
+  std::string text = text_of_root(ranks, out.take(), root);
+  Parcel in = ranks.rank() == root ? Parcel() : Parcel(std::move(text));
+  for (const LinearOnItsWay& l : linears) {
+    if (in.reads()) in_host_memory(in, l);
+    for (Tensor* t : tensors_of(*l.there)) on_device(ex, ranks, root, in, *t);
+  }
 }
 
 }  // namespace fewbit

@@ -1,6 +1,6 @@
 #pragma once
-// Quantized linears on their way from the rank that made them to all others.
-#include <optional>
+// Coded linears on their way from the rank that coded them to the others.
+#include <span>
 
 #include "src/core/quantized_linear.h"
 #include "src/quant/method.h"
@@ -9,9 +9,16 @@
 
 namespace fewbit {
 
-// Collective. The root's codes and record, everywhere, of codes what is in its host memory; the spec is known to all.
-void linear_from(const Ranks&, int root, QuantizedLinear& linear, LinearRecord& record);
-// Collective. What the root has on its device, on everybody's.
-void codes_from(Exec&, const Ranks&, int root, DeviceCodes&);
+// A linear as it goes: its spec and place in the report are known to all ranks.
+struct LinearOnItsWay {
+  QuantizedLinear* linear = nullptr;
+  LinearRecord* record = nullptr;
+  DeviceCodes* there = nullptr;
+};
+
+// Collective. The root's linears, everywhere, as many on every rank: of codes what is in its host memory, and what it
+// has on its device on everybody's. All that lies in host memory is one message: a mixture has hundreds of linears a
+// block, and every message is a wait of all ranks.
+void linears_from(Exec&, const Ranks&, int root, std::span<const LinearOnItsWay>);
 
 }  // namespace fewbit
