@@ -70,15 +70,6 @@ ByteProduct product_of(const ByteLinear& l, TensorView y) {
   return {.w = {.codes = l.codes, .scales = l.scales}, .bias = l.bias, .y = y};
 }
 
-Tensor pack_nibbles(const QuantizedLinear& q) {
-  const int64_t out = q.out(), in = q.in(), bytes = (in + 1) / 2;
-  Tensor t = Tensor::host_zeros(DType::u8, {out, bytes});
-  for (int64_t o = 0; o < out; ++o)
-    for (int64_t i = 0; i < in; ++i)
-      t.as<uint8_t>()[o * bytes + i / 2] |= static_cast<uint8_t>(q.codes.as<uint8_t>()[o * in + i] << (i % 2 * 4));
-  return t;
-}
-
 Linear row_linear(Exec& ex, const QuantizedLinear& linear, ConstTensorView bias, DType dtype) {
   std::optional<OrderedLinear> ordered = in_group_order(linear);
   const QuantizedLinear& q = ordered ? ordered->linear : linear;
@@ -88,7 +79,7 @@ Linear row_linear(Exec& ex, const QuantizedLinear& linear, ConstTensorView bias,
   r.out = q.out();
   r.in = q.in();
   r.group = q.spec.group_size(q.in());
-  r.codes = q.spec.bits <= 4 ? ex.to_device(pack_nibbles(q)) : ex.to_device(q.codes);
+  r.codes = q.spec.bits <= 4 ? ex.to_device(nibbles_of(q)) : ex.to_device(q.codes);
   r.scales = ex.to_device(q.scales);
   if (q.zeros) r.zeros = ex.to_device(*q.zeros);
   if (q.group_of) r.group_of = ex.to_device(*q.group_of);
@@ -197,9 +188,8 @@ Linear make_linear(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, DTy
       return marlin_linear(ex, as, bias, dtype);
     case LinearForm::Kind::fp4:
       if (std::optional<Tensor> scales = fp4_scale_codes(q.scales))
-        return Fp4Linear{.codes = ex.to_device(pack_nibbles(q)),
-                         .scales = ex.to_device(*scales),
-                         .bias = upload_as(ex, bias, dtype)};
+        return Fp4Linear{
+            .codes = ex.to_device(nibbles_of(q)), .scales = ex.to_device(*scales), .bias = upload_as(ex, bias, dtype)};
       if (note) *note = "MXFP4 scales above 2: the weights are dequantized and multiplied densely";
       break;
     case LinearForm::Kind::dense:

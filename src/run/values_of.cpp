@@ -3,10 +3,26 @@
 #include "kernels/model/cast.h"
 #include "kernels/model/hadamard.h"
 #include "kernels/products/dequantize.h"
+#include "src/core/parallel.h"
 
 namespace fewbit {
 
 Tensor levels_of(Exec& ex, Grid grid) { return grid == Grid::integer ? Tensor() : ex.to_device(code_levels(grid)); }
+
+Tensor nibbles_of(const QuantizedLinear& q) {
+  const int64_t in = q.in(), bytes = (in + 1) / 2;
+  Tensor packed = Tensor::host(DType::u8, {q.out(), bytes});
+  constexpr int64_t kRows = 16;  // tens of KiB
+  parallel_for(q.out(), kRows, [&](int64_t begin, int64_t end) {
+    for (int64_t o = begin; o < end; ++o) {
+      const uint8_t* from = q.codes.as<uint8_t>() + o * in;
+      uint8_t* to = packed.as<uint8_t>() + o * bytes;
+      for (int64_t i = 0; i < in / 2; ++i) to[i] = static_cast<uint8_t>(from[2 * i] | from[2 * i + 1] << 4);
+      if (in % 2 == 1) to[bytes - 1] = from[in - 1];
+    }
+  });
+  return packed;
+}
 
 Tensor values_of(Exec& ex, const QuantizedLinear& q, DType dtype) {
   Tensor effective = clone_host(q.scales);

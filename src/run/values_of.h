@@ -7,6 +7,8 @@ namespace fewbit {
 
 // The codes that dequantize() (kernels/products/dequantize.h) takes for a grid, on the device; empty for integers.
 Tensor levels_of(Exec&, Grid);
+// Two codes of up to 4 bits a byte, the first in its low half: [out, ceil(in / 2)] u8 in host memory.
+Tensor nibbles_of(const QuantizedLinear&);
 // [out, in] in `dtype` (f32 | bf16).
 Tensor values_of(Exec&, const QuantizedLinear&, DType dtype);
 
