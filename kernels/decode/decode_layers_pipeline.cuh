@@ -95,8 +95,8 @@ struct PackedLoader {
 };
 
 // The order of a warp's tiles: along k, then over the n tiles (a shared one first, so that its sums are under way while
-// the block is at its own), products and layers, through all layers or (not kWhole)
-// the products that Job::first_product and end_product name.
+// the block is at its own), products and layers, through all layers or (not kWhole) the products that
+// Job::first_product and end_product name.
 template <class Weights, bool kWhole>
 struct TileWalk {
   const Job& job;
@@ -116,7 +116,7 @@ struct TileWalk {
                                       const WorkRange* in_ranges, int of_warp, MixtureShared* of_block)
       : job(j), layers(in_layers), ranges(in_ranges), warp(of_warp), mixture(of_block) {
     if constexpr (!kWhole) product = job.first_product - 1;
-    begin_n_tile();
+    next_product();
   }
   __device__ __forceinline__ bool done() const {
     return kWhole ? layer == job.count : layer * kProducts + product >= job.end_product;
