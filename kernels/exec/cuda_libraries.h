@@ -11,7 +11,6 @@
   X(cublasCreate)                  \
   X(cublasDestroy)                 \
   X(cublasDgemmStridedBatched_64)  \
-  X(cublasDgemm_64)                \
   X(cublasDtrsm_64)                \
   X(cublasGemmEx_64)               \
   X(cublasGetStatusName)           \
@@ -19,8 +18,7 @@
   X(cublasSetStream)               \
   X(cublasSetWorkspace)            \
   X(cublasSgemmStridedBatched_64)  \
-  X(cublasSgemm_64)                \
-  X(cublasStrsm_64)
+  X(cublasSgemm_64)
 #define FEWBIT_CUBLASLT_FUNCTIONS(X)      \
   X(cublasLtCreate)                       \
   X(cublasLtDestroy)                      \

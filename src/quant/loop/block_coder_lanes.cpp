@@ -25,6 +25,13 @@ struct BlockCoder::Dealt {
   size_t first = 0;
   std::deque<CodedLinear> own{};
 
+  // The end of the lane's work.
+  void await(Phases& phases, Lanes& lanes) {
+    phases.timed("quantize", [&] {
+      done.get();
+      phases.also_held("quantize", lanes.peak_bytes());
+    });
+  }
   ~Dealt() {
     if (done.valid()) done.wait();
   }
@@ -78,10 +85,7 @@ std::unique_ptr<BlockCoder::Dealt> BlockCoder::deal(const Group& group, const st
 
 void BlockCoder::take(Dealt& dealt, std::map<std::string, Linear>* replaced) {
   if (dealt.items.empty()) return;
-  phases_.timed("quantize", [&] {
-    dealt.done.get();
-    phases_.also_held("quantize", lanes_->peak_bytes());
-  });
+  dealt.await(phases_, *lanes_);
   for (Dealt::Item& item : dealt.items) {
     if (!item.dense.empty()) {
       item.made.weight = std::move(item.dense);
@@ -140,10 +144,7 @@ void BlockCoder::take(const std::vector<Group>& groups, Dealt& round, std::map<s
   std::map<std::string, DenseLinear> made;  // by the lane
   const bool by_lane = round.done.valid();
   if (by_lane) {
-    phases_.timed("quantize", [&] {
-      round.done.get();
-      phases_.also_held("quantize", lanes_->peak_bytes());
-    });
+    round.await(phases_, *lanes_);
     for (Dealt::Item& item : round.items) {
       if (!item.dense.empty()) {
         item.made.weight = std::move(item.dense);
