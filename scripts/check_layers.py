@@ -34,8 +34,8 @@ LAYERS = {
 #
 # The order inside kernels/: what runs work (exec), how numbers are rounded to a grid (grids) and the CPU's loops
 # (cpu) know nobody; which kernel takes which rows (choice) knows the numbers of a GPU (exec/gpu_traits.h). device/
-# holds what several kernels share on the GPU and launches through exec. The small ops of a model (model) come next,
-# because attention and products take their input through a rotation, a norm or a gated activation. kv/ has the codes
+# holds what several kernels share on the GPU and launches through exec; codes come to it as grids lays them. The
+# small ops of a model (model) come next, because attention and products take their input through a rotation, a norm or a gated activation. kv/ has the codes
 # of keys and values that are more than a line, for attention to append and to read; kivi/ has a cache of another form,
 # with attention over it, which takes its arguments from attention. products/ holds
 # the dense products and the parts that both families of packed ones (marlin, bytes) are made of. The families do not
@@ -48,7 +48,7 @@ ROOMS = {
         "grids": [],
         "cpu": [],
         "choice": ["exec"],
-        "device": ["exec"],
+        "device": ["exec", "grids"],
         "model": ["exec", "cpu", "device"],
         "kv": ["exec", "cpu", "device"],
         "attention": ["exec", "choice", "cpu", "device", "model", "kv"],

@@ -1,5 +1,6 @@
 #include "formats/packings/fp4_tensors.h"
 
+#include <array>
 #include <cmath>
 
 #include "formats/packings/ct_tensors.h"
@@ -8,6 +9,8 @@
 
 namespace fewbit::fp4 {
 namespace {
+
+constexpr int64_t kScalesOfPiece = 1 << 14;  // some 100 us of a thread
 
 // Low nibble: the even input.
 Tensor pack_codes(const Tensor& codes, DType type) {
@@ -35,24 +38,33 @@ Tensor unpack_codes(ConstTensorView packed) {
 
 Tensor pack_scales(const Tensor& scales, DType type, DType stored) {
   Tensor file = Tensor::host(stored, scales.shape());
-  auto* to = static_cast<uint8_t*>(file.view().data);
-  for (int64_t i = 0; i < scales.numel(); ++i) {
-    const float s = scales.as<float>()[i];
-    to[i] = type == DType::f8_e8m0 ? f32_to_f8_e8m0(s) : f32_to_f8_e4m3_saturated(s);
-  }
+  parallel_for(scales.numel(), kScalesOfPiece, [&](int64_t begin, int64_t end) {
+    auto* to = static_cast<uint8_t*>(file.view().data);
+    for (int64_t i = begin; i < end; ++i) {
+      const float s = scales.as<float>()[i];
+      to[i] = type == DType::f8_e8m0 ? f32_to_f8_e8m0(s) : f32_to_f8_e4m3_saturated(s);
+    }
+  });
   return file;
 }
 
 Tensor unpack_scales(ConstTensorView file, DType type, const std::string& tensor) {
   Tensor scales = Tensor::host(DType::f32, file.shape);
-  const auto* from = static_cast<const uint8_t*>(file.data);
-  for (int64_t i = 0; i < scales.numel(); ++i) {
-    const float s = type == DType::f8_e8m0 ? f8_e8m0_to_f32(from[i]) : f8_e4m3_to_f32(from[i]);
-    if (!(s >= 0))
-      fail(ErrorKind::checkpoint, "tensor '" + tensor + "': expected finite scales of at least 0, found " +
-                                      std::to_string(s) + " at element " + std::to_string(i));
-    scales.as<float>()[i] = s;
+  std::array<float, 256> values;
+  for (int code = 0; code < 256; ++code) {
+    const auto byte = static_cast<uint8_t>(code);
+    values[static_cast<size_t>(code)] = type == DType::f8_e8m0 ? f8_e8m0_to_f32(byte) : f8_e4m3_to_f32(byte);
   }
+  parallel_for(scales.numel(), kScalesOfPiece, [&](int64_t begin, int64_t end) {
+    const auto* from = static_cast<const uint8_t*>(file.data);
+    for (int64_t i = begin; i < end; ++i) {
+      const float s = values[from[i]];
+      if (!(s >= 0))
+        fail(ErrorKind::checkpoint, "tensor '" + tensor + "': expected finite scales of at least 0, found " +
+                                        std::to_string(s) + " at element " + std::to_string(i));
+      scales.as<float>()[i] = s;
+    }
+  });
   return scales;
 }
 

@@ -39,7 +39,7 @@ std::string refuses(const ExpertLinear& l) {
     return z.in % 32 == 0 && at_16(*w) ? "" : "dense weights whose inputs are no multiple of 32";
   }
   if (const Fp4View* f = fp4_of(l))
-    return z.in % kFp4Block == 0 && z.out % 16 == 0 && at_16(f->codes) ? "" : "MXFP4 weights of other sizes";
+    return z.in % kFp4Block == 0 && z.out % 16 == 0 && at_16(f->words) ? "" : "MXFP4 weights of other sizes";
   const ByteView& b = *bytes_of(l);
   if (b.input.group != 0) return "inputs in 8 bits with scales of groups";
   const bool known = b.w.codes.dtype == DType::i8 ? b.input.codes == DType::i8
@@ -80,7 +80,7 @@ Pointers pointers_of(const ExpertLinear& l) {
     FEWBIT_ASSERT(b->w.scales.dtype == DType::f32 && b->w.scales.numel() == b->w.codes.rows());
     p.w = static_cast<const uint8_t*>(b->w.codes.data), p.scales = b->w.scales.data;
   } else if (const Fp4View* f = fp4_of(l)) {
-    p.w = f->codes.as<uint8_t>(), p.scales = f->scales.as<uint8_t>();
+    p.w = static_cast<const uint8_t*>(f->words.data), p.scales = f->scales.as<uint8_t>();
   } else {
     p.w = static_cast<const uint8_t*>(dense_of(l)->data);
   }
@@ -117,16 +117,17 @@ void launch_product(CudaState& s, void (*kernel)(Job), Job job, Matrix Job::*mat
   Matrix& m = job.*matrix;
   FEWBIT_ASSERT(m.out % S::kOuts == 0);  // all are inputs of another linear too, or packed
   m.stages = Form::stages(m, parts, s.max_shared());
-  const int shared = kWarps * S::bytes_of_warp(m);
+  const int shared = Form::kWarps * S::bytes_of_warp(m);
   FEWBIT_CUDA_CALL(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
-  launch_overlapping(s, kernel, dim3(m.out / S::kOuts, slots), dim3(kThreads), static_cast<size_t>(shared), job);
+  launch_overlapping(s, kernel, dim3(m.out / S::kOuts, slots), dim3(32 * Form::kWarps), static_cast<size_t>(shared),
+                     job);
 }
 
 // A row block of 8 serves up to 8 tokens; an expert has as many rows as there are tokens, at most.
 void launch_wide(CudaState& s, const ExpertLinear& up, int64_t tokens, const WideJob& job) {
-  const int parts = job.gate.experts ? kWarps / 2 : kWarps;
   with_form(up, [&](auto* form) {
     using Form = std::remove_pointer_t<decltype(form)>;
+    const int parts = job.gate.experts ? Form::kWarps / 2 : Form::kWarps;
     if (tokens <= 8)
       launch_product<Form, 1>(s, wide_kernel<Form, 1>, job, &WideJob::up, parts, job.pairs.slots);
     else
@@ -137,9 +138,9 @@ void launch_down(CudaState& s, const ExpertLinear& down, const DownJob& job) {
   with_form(down, [&](auto* form) {
     using Form = std::remove_pointer_t<decltype(form)>;
     if (job.tokens <= 8)
-      launch_product<Form, 1>(s, down_kernel<Form, 1>, job, &DownJob::down, kWarps, job.pairs.slots);
+      launch_product<Form, 1>(s, down_kernel<Form, 1>, job, &DownJob::down, Form::kWarps, job.pairs.slots);
     else
-      launch_product<Form, 2>(s, down_kernel<Form, 2>, job, &DownJob::down, kWarps, job.pairs.slots);
+      launch_product<Form, 2>(s, down_kernel<Form, 2>, job, &DownJob::down, Form::kWarps, job.pairs.slots);
   });
 }
 

@@ -7,6 +7,7 @@
 //   Sum         the type of a sum
 //   kSubs       sub-tiles of 16 outputs in a tile
 //   kXBytes     bytes of a value of x
+//   kWarps      of a block
 //   kBlocks     that find room on a multiprocessor together, at least
 //   stages      spans of k under way in shared memory, of which a block may have so much, with k in `parts`
 //   warp_bytes  that a warp has in shared memory
@@ -37,7 +38,7 @@ template <class Format>
 struct RowForm {
   using Sum = typename Format::Sum;
   static constexpr int kSubs = 1, kXBytes = Format::kXBytes;
-  static constexpr int kBlocks = 1;
+  static constexpr int kWarps = 8, kBlocks = 1;
   static constexpr int kStepBytes = 64;  // of a row: what four lanes take at once
   static constexpr int kAhead = 4;       // steps under way
   static_assert(Format::kXBytes == Format::kCodeBytes);
@@ -76,15 +77,17 @@ struct RowForm {
   }
 };
 
-// MXFP4 as a checkpoint stores it: 16 bytes are 32 codes of one output under one power of two. A lane takes such a
-// block of two outputs at once, and widens it with its scale, exactly; four lanes take neighbouring blocks, of which
-// the last ones may not be there.
+// MXFP4 in words of eight codes (kernels/grids/fp4_words.h): 16 bytes are 32 codes of one output under one power of
+// two. A lane takes such a block of two outputs at once, and widens it with its scale, exactly; four lanes take
+// neighbouring blocks, of which the last ones may not be there.
 struct BlockForm {
   using Sum = float;
   static constexpr int kSubs = 1, kXBytes = 2;
   static constexpr int kBlock = 32, kBlockBytes = 16;  // inputs, bytes
-  // Steps of four blocks of codes under way: few, and many warps in turn, for widening takes as long as reading.
-  static constexpr int kAhead = 2, kBlocks = 4;
+  // Steps of four blocks of codes: so many are on their way while as many are widened, which takes as long as reading.
+  // Blocks are small, since those of four experts of gpt-oss (720) are then all at once on a GPU of 132
+  // multiprocessors.
+  static constexpr int kAhead = 2, kWarps = 4, kBlocks = 6;
 
   static int stages(const Matrix&, int, size_t) { return 0; }
   __host__ __device__ static int warp_bytes(const Matrix&) { return 0; }
@@ -94,38 +97,53 @@ struct BlockForm {
                                                   uint8_t*) {
     const int lane = threadIdx.x % 32, t = lane % 4, o = tile * 16 + lane / 4, blocks = m.in / kBlock;
     const int all = (blocks + 3) / 4, end = all * (part + 1) / parts;
-    const uint8_t* codes = p.w + static_cast<int64_t>(o) * blocks * kBlockBytes;
-    const uint8_t* scales = static_cast<const uint8_t*>(p.scales) + static_cast<int64_t>(o) * blocks;
-    const int eight = 8 * blocks;  // from an output to that eight rows on, in blocks
-    for (int first = all * part / parts; first < end; first += kAhead) {
-      uint4 a[kAhead], b[kAhead];
-      uint32_t a_scale[kAhead], b_scale[kAhead];
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-        const int block = (first + i) * 4 + t;
-        a[i] = b[i] = make_uint4(0, 0, 0, 0), a_scale[i] = b_scale[i] = 0;
-        if (first + i < end && block < blocks) {
-          a[i] = load_once(codes + block * kBlockBytes);
-          b[i] = load_once(codes + static_cast<int64_t>(eight + block) * kBlockBytes);
-          a_scale[i] = __ldg(scales + block), b_scale[i] = __ldg(scales + eight + block);
-        }
-      }
+    const Outputs from{p.w + static_cast<int64_t>(o) * blocks * kBlockBytes,
+                       static_cast<const uint8_t*>(p.scales) + static_cast<int64_t>(o) * blocks, blocks};
+    int first = all * part / parts;
+    Step now[kAhead], next[kAhead];
+    load(now, from, first, end, t);
+#pragma unroll 1
+    for (; first < end; first += kAhead) {
+      load(next, from, first + kAhead, end, t);
 #pragma unroll
       for (int i = 0; i < kAhead; ++i)
-        if (first + i < end)
-          multiply_blocks(sums[0], a[i], b[i], a_scale[i], b_scale[i], x, (first + i) * 4 + t, blocks);
+        if (first + i < end) multiply_blocks(sums[0], now[i], x, min((first + i) * 4 + t, blocks - 1));
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) now[i] = next[i];
     }
   }
   static __device__ __forceinline__ float value(Sum sum, const Pointers&, int, const float*) { return sum; }
 
  private:
-  // Codes of output g and of g + 8, and the x of the same inputs: none behind the last block.
+  // Codes and scales of outputs g and g + 8; zeros behind the last block.
+  struct Step {
+    uint4 low, high;
+    uint32_t low_scale, high_scale;
+  };
+  struct Outputs {  // from output g on
+    const uint8_t *codes, *scales;
+    int blocks;
+  };
+  static __device__ __forceinline__ void load(Step (&to)[kAhead], const Outputs& from, int first, int end, int t) {
+    const int eight = 8 * from.blocks;  // from an output to that eight rows on, in blocks
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const int block = (first + i) * 4 + t;
+      to[i].low = to[i].high = make_uint4(0, 0, 0, 0), to[i].low_scale = to[i].high_scale = 0;
+      if (first + i < end && block < from.blocks) {
+        to[i].low = load_once(from.codes + block * kBlockBytes);
+        to[i].high = load_once(from.codes + static_cast<int64_t>(eight + block) * kBlockBytes);
+        to[i].low_scale = __ldg(from.scales + block), to[i].high_scale = __ldg(from.scales + eight + block);
+      }
+    }
+  }
+  // x: of the inputs of block `block`, or of any where the codes are zeros.
   template <int kRowBlocks>
-  static __device__ __forceinline__ void multiply_blocks(Sum (&sums)[kRowBlocks][4], uint4 low, uint4 high,
-                                                         uint32_t low_scale, uint32_t high_scale,
-                                                         const uint8_t* const (&x)[kRowBlocks], int block, int blocks) {
-    const uint32_t low_factor = fp4_factor(low_scale), high_factor = fp4_factor(high_scale);
-    const uint32_t lows[4] = {low.x, low.y, low.z, low.w}, highs[4] = {high.x, high.y, high.z, high.w};
+  static __device__ __forceinline__ void multiply_blocks(Sum (&sums)[kRowBlocks][4], const Step& step,
+                                                         const uint8_t* const (&x)[kRowBlocks], int block) {
+    const uint32_t low_factor = fp4_factor(step.low_scale), high_factor = fp4_factor(step.high_scale);
+    const uint32_t lows[4] = {step.low.x, step.low.y, step.low.z, step.low.w};
+    const uint32_t highs[4] = {step.high.x, step.high.y, step.high.z, step.high.w};
 #pragma unroll
     for (int word = 0; word < 4; ++word) {
       const uint32_t first[4] = {fp4_pair<0>(lows[word], low_factor), fp4_pair<0>(highs[word], high_factor),
@@ -134,11 +152,9 @@ struct BlockForm {
                                   fp4_pair<3>(lows[word], low_factor), fp4_pair<3>(highs[word], high_factor)};
 #pragma unroll
       for (int c = 0; c < kRowBlocks; ++c) {
-        uint4 v = make_uint4(0, 0, 0, 0);
-        if (block < blocks) v = *reinterpret_cast<const uint4*>(x[c] + block * (2 * kBlock) + word * 16);
-        // Inputs i and i + 4 side by side, as the codes lie.
-        mma_bf16(sums[c], first, __byte_perm(v.x, v.z, 0x5410), __byte_perm(v.x, v.z, 0x7632));
-        mma_bf16(sums[c], second, __byte_perm(v.y, v.w, 0x5410), __byte_perm(v.y, v.w, 0x7632));
+        const uint4 v = *reinterpret_cast<const uint4*>(x[c] + block * (2 * kBlock) + word * 16);
+        mma_bf16(sums[c], first, v.x, v.y);
+        mma_bf16(sums[c], second, v.z, v.w);
       }
     }
   }
@@ -150,7 +166,7 @@ struct BlockForm {
 template <int kBits>
 struct PackedForm {
   using Sum = float;
-  static constexpr int kSubs = marlin::kSubTiles, kXBytes = 2, kBlocks = 1;
+  static constexpr int kSubs = marlin::kSubTiles, kXBytes = 2, kWarps = 8, kBlocks = 1;
   static constexpr int kAhead = 32 / kBits;                   // k-tiles of a span
   static constexpr int kWordBytes = 32 * 4 * kAhead * kBits;  // of a span of a warp
   static constexpr int kScaleBytes = 32 * 16;                 // of a group of a warp

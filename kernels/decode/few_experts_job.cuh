@@ -8,7 +8,7 @@
 
 namespace fewbit::cuda::few_experts_step {
 
-inline constexpr int kWarps = 8, kThreads = 32 * kWarps;  // of a block of a product
+inline constexpr int kThreads = 256;  // of a block that multiplies nothing
 
 // A linear of one expert. An i64 each, in a table on the device.
 struct Pointers {

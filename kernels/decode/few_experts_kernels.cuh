@@ -152,7 +152,7 @@ __device__ __forceinline__ float gated(float g, float u, ActKind act, const Swig
 
 // Grid: tiles of outputs x slots.
 template <class Form, int kRowBlocks>
-__global__ void __launch_bounds__(kThreads, Form::kBlocks) wide_kernel(const __grid_constant__ WideJob job) {
+__global__ void __launch_bounds__(32 * Form::kWarps, Form::kBlocks) wide_kernel(const __grid_constant__ WideJob job) {
   extern __shared__ __align__(16) uint8_t shared[];
   using S = Sums<Form, kRowBlocks>;
   allow_successor();
@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(kThreads, Form::kBlocks) wide_kernel(const __g
   if (slot.rows == 0) return;
   const S sums{shared, S::bytes_of_warp(job.up)};
   const bool two = job.gate.experts != nullptr;
-  const int warp = threadIdx.x / 32, parts = two ? kWarps / 2 : kWarps;
+  const int warp = threadIdx.x / 32, parts = two ? Form::kWarps / 2 : Form::kWarps;
   const Pointers own = (warp < parts ? job.up : job.gate).experts[slot.expert];
   const auto row_of = [&](int r) {
     const int pair = pair_at(job.pairs, slot.begin + r);
@@ -170,11 +170,11 @@ __global__ void __launch_bounds__(kThreads, Form::kBlocks) wide_kernel(const __g
   sums.multiply(job.up, own, job.rows.x, slot.rows, warp % parts, parts, row_of);
   __syncthreads();
   const Pointers up = job.up.experts[slot.expert], gate = (two ? job.gate : job.up).experts[slot.expert];
-  for (int i = threadIdx.x; i < slot.rows * S::kOuts; i += kThreads) {
+  for (int i = threadIdx.x; i < slot.rows * S::kOuts; i += 32 * Form::kWarps) {
     const int row = i / S::kOuts, o = i % S::kOuts, output = blockIdx.x * S::kOuts + o;
     const float* x_scale = job.rows.scales ? job.rows.scales + row_of(row) : nullptr;
     const float u = sums.value(up, row, o, 0, parts, x_scale);
-    const float g = two ? sums.value(gate, row, o, parts, kWarps, x_scale) : u;
+    const float g = two ? sums.value(gate, row, o, parts, Form::kWarps, x_scale) : u;
     job.to[static_cast<int64_t>(slot.begin + row) * job.up.out + output] =
         __float2bfloat16_rn(gated(g, u, job.act, job.swiglu));
   }
@@ -184,14 +184,14 @@ __global__ void __launch_bounds__(kThreads, Form::kBlocks) wide_kernel(const __g
 __device__ __forceinline__ void add_answers(const DownJob& job, int first, int outs, int* places) {
   const Pairs& p = job.pairs;
   if (p.ids) {
-    for (int i = threadIdx.x; i < p.count; i += kThreads) {
+    for (int i = threadIdx.x; i < p.count; i += blockDim.x) {
       int before = 0;
       for (int o = 0; o < p.count; ++o) before += p.ids[o] < p.ids[i] || (p.ids[o] == p.ids[i] && o < i);
       places[before] = i;
     }
     __syncthreads();
   }
-  for (int i = threadIdx.x; i < job.tokens * outs; i += kThreads) {
+  for (int i = threadIdx.x; i < job.tokens * outs; i += blockDim.x) {
     const int token = i / outs, output = first + i % outs;
     float sum = 0;
     for (int e = 0; e < p.top_k; ++e) {
@@ -207,7 +207,7 @@ __device__ __forceinline__ void add_answers(const DownJob& job, int first, int o
 
 // Grid: tiles of outputs x slots.
 template <class Form, int kRowBlocks>
-__global__ void __launch_bounds__(kThreads, Form::kBlocks) down_kernel(const __grid_constant__ DownJob job) {
+__global__ void __launch_bounds__(32 * Form::kWarps, Form::kBlocks) down_kernel(const __grid_constant__ DownJob job) {
   extern __shared__ __align__(16) uint8_t shared[];
   using S = Sums<Form, kRowBlocks>;
   __shared__ bool last;
@@ -218,13 +218,13 @@ __global__ void __launch_bounds__(kThreads, Form::kBlocks) down_kernel(const __g
   const S sums{shared, S::bytes_of_warp(job.down)};
   const Pointers down = job.down.experts[slot.expert];
   const auto row_of = [&](int r) { return slot.begin + r; };
-  sums.multiply(job.down, down, job.rows.x, slot.rows, threadIdx.x / 32, kWarps, row_of);
+  sums.multiply(job.down, down, job.rows.x, slot.rows, threadIdx.x / 32, Form::kWarps, row_of);
   __syncthreads();
-  for (int i = threadIdx.x; i < slot.rows * S::kOuts; i += kThreads) {
+  for (int i = threadIdx.x; i < slot.rows * S::kOuts; i += 32 * Form::kWarps) {
     const int row = i / S::kOuts, o = i % S::kOuts, output = blockIdx.x * S::kOuts + o;
     const float* x_scale = job.rows.scales ? job.rows.scales + row_of(row) : nullptr;
     job.y[static_cast<int64_t>(row_of(row)) * job.down.out + output] =
-        __float2bfloat16_rn(sums.value(down, row, o, 0, kWarps, x_scale));
+        __float2bfloat16_rn(sums.value(down, row, o, 0, Form::kWarps, x_scale));
   }
   __threadfence();  // the answers are seen before the arrival
   __syncthreads();

@@ -16,7 +16,7 @@ struct DenseProduct {
 };
 void dense_product(CudaState& s, const DenseProduct& p);
 
-// Every row of y [rows, out] becomes the bias [out], converted to the type of y (both f32 | bf16).
-void lay_bias(CudaState& s, ConstTensorView bias, TensorView y);
+// Every row of y [rows, out] becomes the bias [out], or with `add` its sum with it, in the type of y (both f32 | bf16).
+void lay_bias(CudaState& s, ConstTensorView bias, TensorView y, bool add = false);
 
 }  // namespace fewbit::cuda

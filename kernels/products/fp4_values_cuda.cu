@@ -7,7 +7,7 @@
 namespace fewbit::cuda {
 namespace {
 
-constexpr int kThreads = 256, kCodes = 8;  // codes of a word
+constexpr int kThreads = 256, kCodes = kFp4WordCodes;
 
 __global__ void __launch_bounds__(kThreads) fp4_values_kernel(const uint32_t* __restrict__ codes,  // [out, words]
                                                               const uint8_t* __restrict__ scales,  // [out, blocks]
@@ -17,11 +17,7 @@ __global__ void __launch_bounds__(kThreads) fp4_values_kernel(const uint32_t* __
   scales += row * (words * kCodes / kFp4Block);
   for (int i = threadIdx.x; i < words; i += kThreads) {
     const uint32_t word = codes[i], factor = fp4_factor(scales[i * kCodes / kFp4Block]);
-    const uint32_t v[4] = {fp4_pair<0>(word, factor), fp4_pair<1>(word, factor), fp4_pair<2>(word, factor),
-                           fp4_pair<3>(word, factor)};
-    // Of pairs (i, i + 4) the order of the inputs.
-    w[i] = {__byte_perm(v[0], v[1], 0x5410), __byte_perm(v[2], v[3], 0x5410), __byte_perm(v[0], v[1], 0x7632),
-            __byte_perm(v[2], v[3], 0x7632)};
+    w[i] = {fp4_pair<0>(word, factor), fp4_pair<1>(word, factor), fp4_pair<2>(word, factor), fp4_pair<3>(word, factor)};
   }
 }
 
@@ -29,10 +25,9 @@ __global__ void __launch_bounds__(kThreads) fp4_values_kernel(const uint32_t* __
 
 void fp4_values(Exec& ex, const Fp4View& q, TensorView w) {
   if (q.out() == 0 || q.in() == 0) return;
-  FEWBIT_ASSERT(aligned16(q.codes.as<uint8_t>()) && aligned16(w.as<__nv_bfloat16>()));
+  FEWBIT_ASSERT(aligned16(q.words.as<uint32_t>()) && aligned16(w.as<__nv_bfloat16>()));
   fp4_values_kernel<<<static_cast<unsigned>(q.out()), kThreads, 0, ex.cuda_state().stream>>>(
-      static_cast<const uint32_t*>(q.codes.data), q.scales.as<uint8_t>(), static_cast<int>(q.in() / kCodes),
-      static_cast<uint4*>(w.data));
+      q.words.as<uint32_t>(), q.scales.as<uint8_t>(), static_cast<int>(q.in() / kCodes), static_cast<uint4*>(w.data));
   FEWBIT_CUDA_LAUNCHED();
 }
 

@@ -30,7 +30,8 @@ inline void gemm(Exec& ex, ConstTensorView x, ConstTensorView w, ConstTensorView
 struct GemmProduct {
   ConstTensorView w{}, bias{};  // as in gemm()
   TensorView y{};
-  bool add = false;  // y += the product, added in f32 and rounded once; no bias then
+  // y += the product and its bias, added in f32 and rounded once; by cuBLAS y and the bias are rounded together first.
+  bool add = false;
 };
 inline constexpr int kGemmsAtOnce = 3;
 namespace cpu {

@@ -63,9 +63,8 @@ void gemms(Exec& ex, ConstTensorView x, std::span<const GemmProduct> products) {
       cpu::gemm(ex, x, p.w, p.bias, p.y);
       continue;
     }
-    FEWBIT_ASSERT(!p.bias.data);
     const Tensor product = Tensor::host(DType::f32, p.y.shape);
-    cpu::gemm(ex, x, p.w, {}, product);
+    cpu::gemm(ex, x, p.w, p.bias, product);
     add_product(product, p.y);
   }
 }

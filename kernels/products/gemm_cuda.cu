@@ -19,9 +19,11 @@ constexpr int kThreads = 256;
 template <class In, class Out>
 __global__ void lay_bias_kernel(const In* __restrict__ bias,  // [out]
                                 Out* __restrict__ y,          // [rows, out]
-                                int64_t out) {
+                                int64_t out, bool add) {
   const int64_t col = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (col < out) y[blockIdx.y * out + col] = from_f32<Out>(to_f32(bias[col]));
+  if (col >= out) return;
+  Out& to = y[blockIdx.y * out + col];
+  to = from_f32<Out>(to_f32(bias[col]) + (add ? to_f32(to) : 0.f));
 }
 
 cudaDataType_t data_type(DType d) { return d == DType::f32 ? CUDA_R_32F : CUDA_R_16BF; }
@@ -30,7 +32,7 @@ cublasOperation_t operation(Trans t) { return t == Trans::yes ? CUBLAS_OP_T : CU
 
 }  // namespace
 
-void lay_bias(CudaState& s, ConstTensorView bias, TensorView y) {
+void lay_bias(CudaState& s, ConstTensorView bias, TensorView y, bool add) {
   const int64_t out = y.cols();
   for (int64_t row = 0; row < y.rows(); row += 65535) {  // the limit of gridDim.y
     const TensorView chunk = y.row_range(row, std::min(y.rows(), row + 65535));
@@ -39,7 +41,7 @@ void lay_bias(CudaState& s, ConstTensorView bias, TensorView y) {
       dispatch_f32_bf16(y.dtype, [&](auto type) {
         using In = typename decltype(in)::type;
         using Out = typename decltype(type)::type;
-        lay_bias_kernel<<<grid, kThreads, 0, s.stream>>>(bias.as<In>(), chunk.as<Out>(), out);
+        lay_bias_kernel<<<grid, kThreads, 0, s.stream>>>(bias.as<In>(), chunk.as<Out>(), out, add);
       });
     });
     FEWBIT_CUDA_LAUNCHED();
@@ -59,7 +61,7 @@ void check_product(ConstTensorView x, const GemmProduct& p) {
   FEWBIT_ASSERT(x.dtype == p.w.dtype && (x.dtype == DType::f32 || x.dtype == DType::bf16));
   FEWBIT_ASSERT(p.y.dtype == x.dtype || p.y.dtype == DType::f32);
   FEWBIT_ASSERT(p.w.cols() == x.cols() && p.y.rows() == x.rows() && p.y.cols() == p.w.rows());
-  FEWBIT_ASSERT(!p.bias.data || (p.bias.numel() == p.w.rows() && p.bias.dtype == x.dtype && !p.add));
+  FEWBIT_ASSERT(!p.bias.data || (p.bias.numel() == p.w.rows() && p.bias.dtype == x.dtype));
 }
 
 KernelProblem problem_of(ConstTensorView x, const GemmProduct& p) {
@@ -73,7 +75,7 @@ KernelProblem problem_of(ConstTensorView x, const GemmProduct& p) {
 }
 
 void library_product(CudaState& s, ConstTensorView x, const GemmProduct& p) {
-  if (p.bias.data) lay_bias(s, p.bias, p.y);
+  if (p.bias.data) lay_bias(s, p.bias, p.y, p.add);
   dense_product(s, {.x = x.data,
                     .w = p.w.data,
                     .y = p.y.data,

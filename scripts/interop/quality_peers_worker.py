@@ -2,6 +2,7 @@
 
 IDS is a .safetensors file whose input_ids [n, t] are the calibration. Groups of 128, symmetric but for AWQ, the head left as it is.
 """
+import os
 import sys
 
 
@@ -24,6 +25,7 @@ def llmcompressor(method, bits, model, ids, out):
 
 
 def gptqmodel(bits, model, ids, out):
+    os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")  # by itself it has one for every two cores, and its loader asks for two
     from gptqmodel import GPTQModel, QuantizeConfig
     rows = [{"input_ids": row, "attention_mask": [1] * len(row)} for row in ids.tolist()]
     loaded = GPTQModel.load(model, QuantizeConfig(bits=int(bits), group_size=128, sym=True), device="cpu")

@@ -115,6 +115,21 @@ std::string check_multipliers(const QuantizedLinear& q) {
 
 // E4M3 without its sign: 0x7e is 448, 0x7f is NaN.
 int64_t first_nan(const uint8_t* codes, int64_t n) { return first_above(codes, n, 0x7e, 0x7f); }
+
+// The first scale that is not finite or not a value of the type; their number where there is none.
+int64_t first_unheld(const Tensor& scales, DType type) {
+  const int64_t n = scales.numel();
+  std::atomic<int64_t> first{n};
+  parallel_for(n, 1 << 14, [&](int64_t begin, int64_t end) {
+    const float* s = scales.as<float>();
+    for (int64_t i = begin; i < end; ++i) {
+      if (std::isfinite(s[i]) && holds(type, s[i])) continue;
+      for (int64_t seen = first; i < seen && !first.compare_exchange_weak(seen, i);) continue;
+      return;
+    }
+  });
+  return first;
+}
 }  // namespace
 
 std::string check(const QuantizedLinear& q) {
@@ -143,12 +158,11 @@ std::string check(const QuantizedLinear& q) {
     return "the code at element " + std::to_string(nan) + " is not a number";
   }
   if (std::string what = check_multipliers(q); !what.empty()) return what;
-  const float* s = q.scales.as<float>();
-  for (int64_t i = 0; i < q.scales.numel(); ++i) {
-    if (!std::isfinite(s[i])) return "scale " + std::to_string(i) + " is not finite";
-    if (!holds(spec.scale_dtype, s[i]))
-      return "scale " + std::to_string(i) + " is not representable in " + std::string(name_of(spec.scale_dtype));
-  }
+  if (const int64_t i = first_unheld(q.scales, spec.scale_dtype); i < q.scales.numel())
+    return "scale " + std::to_string(i) +
+           (std::isfinite(q.scales.as<float>()[i])
+                ? " is not representable in " + std::string(name_of(spec.scale_dtype))
+                : " is not finite");
   if (q.group_of) {
     if (!(q.group_of->shape() == Shape{in})) return "group_of has shape " + q.group_of->shape().str();
     for (int64_t i = 0; i < in; ++i) {

@@ -148,7 +148,7 @@ Linear dequantized(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, DTy
 
 BlockView view_of(const GgufLinear& l) { return {.strips = l.strips, .form = l.form, .out = l.out, .in = l.in}; }
 
-Fp4View view_of(const Fp4Linear& l) { return {.codes = l.codes, .scales = l.scales}; }
+Fp4View view_of(const Fp4Linear& l) { return {.words = l.words, .scales = l.scales}; }
 MarlinView view_of(const MarlinLinear& l) {
   return {.b = l.b, .s = l.s, .z = l.z, .bits = l.bits, .out = l.out, .in = l.in};
 }
@@ -188,8 +188,9 @@ Linear make_linear(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, DTy
       return marlin_linear(ex, as, bias, dtype);
     case LinearForm::Kind::fp4:
       if (std::optional<Tensor> scales = fp4_scale_codes(q.scales))
-        return Fp4Linear{
-            .codes = ex.to_device(nibbles_of(q)), .scales = ex.to_device(*scales), .bias = upload_as(ex, bias, dtype)};
+        return Fp4Linear{.words = ex.to_device(fp4_words_of(q)),
+                         .scales = ex.to_device(*scales),
+                         .bias = upload_as(ex, bias, dtype)};
       if (note) *note = "MXFP4 scales above 2: the weights are dequantized and multiplied densely";
       break;
     case LinearForm::Kind::dense:
@@ -372,9 +373,8 @@ bool apply_added(Exec& ex, const Linear& linear, ConstTensorView x, TensorView y
     return true;
   }
   if (!ex.on_cuda()) return false;
-  if (const DenseLinear* d = std::get_if<DenseLinear>(&linear);
-      d && d->bias.empty() && !d->input && x.dtype == DType::bf16) {
-    const GemmProduct product{.w = d->weight, .y = y, .add = true};
+  if (const DenseLinear* d = std::get_if<DenseLinear>(&linear); d && !d->input && x.dtype == DType::bf16) {
+    const GemmProduct product{.w = d->weight, .bias = d->bias, .y = y, .add = true};
     gemms(ex, x, std::span(&product, 1));
     return true;
   }

@@ -102,10 +102,12 @@ QuantizedLinear random_codes(uint64_t seed, const NamedLinear& linear, const Qua
     }
   });
   q.scales = Tensor::host(DType::f32, {linear.out, spec.groups(linear.in)});
-  for (int64_t i = 0; i < q.scales.numel(); ++i) {
-    const auto u = static_cast<float>(scale_rng.uniform_at(static_cast<uint64_t>(i)));
-    q.scales.as<float>()[i] = representable_scale(kScale / step * (0.75f + 0.5f * u), spec.scale_dtype);
-  }
+  parallel_for(q.scales.numel(), 1 << 13, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const auto u = static_cast<float>(scale_rng.uniform_at(static_cast<uint64_t>(i)));
+      q.scales.as<float>()[i] = representable_scale(kScale / step * (0.75f + 0.5f * u), spec.scale_dtype);
+    }
+  });
   return q;
 }
 

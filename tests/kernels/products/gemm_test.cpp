@@ -44,6 +44,27 @@ FEWBIT_DEVICE_TEST(Gemm, MatchesTheDoubleProduct) {
         }
 }
 
+// What is there already, the product and its bias. By cuBLAS the sum of the former and the latter is rounded as well.
+FEWBIT_DEVICE_TEST(Gemm, AddsTheProductAndItsBias) {
+  for (const ProductShape& s : kProducts) {
+    const Tensor x = random_normal(DType::bf16, {s.rows, s.in}, 1), w = random_normal(DType::bf16, {s.out, s.in}, 2);
+    const Tensor bias = random_normal(DType::bf16, {s.out}, 3, 30),
+                 before = random_normal(DType::bf16, {s.rows, s.out}, 4, 30);
+    std::vector<double> expected = product(doubles(x), doubles(w), doubles(bias), s);
+    const std::vector<double> found = doubles(before);
+    for (size_t i = 0; i < expected.size(); ++i) expected[i] += found[i];
+    const Tensor dx = ex.to_device(x), dw = ex.to_device(w), db = ex.to_device(bias);
+    const Tensor y = ex.to_device(before), library = ex.to_device(before);
+    const GemmProduct own{.w = dw, .bias = db, .y = y, .add = true},
+        same{.w = dw, .bias = db, .y = library, .add = true};
+    gemms(ex, dx, std::span(&own, 1));
+    library_gemms(ex, dx, std::span(&same, 1));
+    EXPECT_LE(error_of(ex, y, expected), 2 * tol::kBf16Op) << "[" << s.rows << ", " << s.in << "] -> " << s.out;
+    EXPECT_LE(error_of(ex, library, expected), 2 * tol::kBf16Op)
+        << "by the library, [" << s.rows << ", " << s.in << "]";
+  }
+}
+
 // More rows of w than are split at a time, too.
 FEWBIT_DEVICE_TEST(GemmInTerms, MatchesTheDoubleProduct) {
   std::vector<ProductShape> shapes(std::begin(kProducts), std::end(kProducts));
