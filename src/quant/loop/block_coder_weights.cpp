@@ -70,7 +70,7 @@ Tensor BlockCoder::stored_weight(const PlannedLinear& p) {
   if (w.empty())
     w = upload_as(ex_, ckpt_.store.expect(name, {DType::f32, DType::f16, DType::bf16}, {p.linear.out, p.linear.in}),
                   DType::f32);
-  ckpt_.store.release(name);
+  release_beside(background_, ckpt_, p.linear);
   return w;
 }
 
