@@ -35,13 +35,13 @@ LAYERS = {
 # The order inside kernels/: what runs work (exec), how numbers are rounded to a grid (grids) and the CPU's loops
 # (cpu) know nobody; which kernel takes which rows (choice) knows the numbers of a GPU (exec/gpu_traits.h). device/
 # holds what several kernels share on the GPU and launches through exec; codes come to it as grids lays them. The
-# small ops of a model (model) come next, because attention and products take their input through a rotation, a norm or a gated activation. kv/ has the codes
-# of keys and values that are more than a line, for attention to append and to read; kivi/ has a cache of another form,
-# with attention over it, which takes its arguments from attention. products/ holds
-# the dense products and the parts that both families of packed ones (marlin, bytes) are made of. The families do not
-# know each other; the ops over several linears (gated_gemms, normed_gemms) in products/ know the families, so that
-# headers are included both ways, and the check for circles keeps single files apart. decode joins all of them in one
-# launch. Nobody includes decode, statistics or quantize.
+# small ops of a model (model) come next, because attention and products take their input through a rotation, a norm
+# or a gated activation. kv/ has the codes of keys and values that are more than a line, for attention to append and
+# to read; kivi/ has a cache of another form, with attention over it, which takes its arguments from attention.
+# products/ holds the dense products and the parts that both families of packed ones (marlin, bytes) are made of. The
+# families do not know each other; the ops over several linears (gated_gemms, normed_gemms) in products/ know the
+# families, so that headers are included both ways, and the check for circles keeps single files apart. decode joins
+# all of them in one launch. Nobody includes decode, statistics or quantize.
 ROOMS = {
     "kernels": {
         "exec": [],

@@ -47,7 +47,8 @@ for nccl_on in 1 0; do
   FEWBIT_NCCL=$nccl_on two "$built/tests/rank_member" gpus >"$logs/collectives-$nccl_on.log" 2>&1
   code=$?
   [ "$(grep -c "tensors by $by" "$logs/collectives-$nccl_on.log")" = 2 ] || code=1
-  result "collective calls by $by" $code "$(grep -m 1 'tensors by' "$logs/collectives-$nccl_on.log")"
+  ways=$(grep -hoE '(tensors|rows) by .*' "$logs/collectives-$nccl_on.log" | sort -u | paste -sd, -)
+  result "collective calls by $by" $code "$ways"
 done
 
 work=$(mktemp -d)

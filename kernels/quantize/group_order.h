@@ -17,7 +17,9 @@ struct GroupOrder {
   GroupOrder(int64_t n, int64_t groups, const F& group_at)
       : order(static_cast<size_t>(n)), start(static_cast<size_t>(groups + 1), 0) {
     std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(), [&](int32_t x, int32_t y) { return group_at(x) < group_at(y); });
+    const auto before = [&](int32_t x, int32_t y) { return group_at(x) < group_at(y); };
+    // Consecutive groups are there already: a device waits meanwhile.
+    if (!std::is_sorted(order.begin(), order.end(), before)) std::stable_sort(order.begin(), order.end(), before);
     for (const int32_t column : order) ++start[static_cast<size_t>(group_at(column)) + 1];
     std::partial_sum(start.begin(), start.end(), start.begin());
   }

@@ -8,10 +8,11 @@ namespace fewbit {
 
 // The rows of one chunk of every rank, one chunk after the other.
 struct ChunkShare::Round {
-  int64_t first = 0;             // its first chunk
-  std::vector<int64_t> begin{};  // of the ranks' rows, [ranks + 1]
-  std::vector<Tensor> rows{};    // of everything that is shown
-  ExecPoint there{};             // all of them are there
+  int number = 0;              // of two
+  int64_t first = 0;           // its first chunk
+  std::vector<Tensor> rows{};  // of everything that is shown; this rank's alone where copies bring the rest
+  std::vector<std::vector<TensorView>> of{};  // [rank]: what is shown of its chunk; nothing where it has none
+  ExecPoint there{};                          // all of them are there
 };
 
 ChunkShare::ChunkShare(Exec& ex, const Ranks& ranks, const Chunks& chunks, bool beside)
@@ -44,42 +45,85 @@ void ChunkShare::each(std::span<const int64_t> features, DType dtype, const Brin
   }
 }
 
-// Brings this rank's chunk of the round and puts all rows of it on their way.
-void ChunkShare::send(Round& r, int64_t first, const Bring& bring) const {
+int64_t ChunkShare::rows_of(int64_t chunk) const { return chunk < chunks_.count() ? chunks_.rows(chunk) : 0; }
+
+// Where the rows of the round's chunks come to lie.
+void ChunkShare::lay(Round& r, int64_t first, std::span<const int64_t> features, DType dtype) const {
   r.first = first;
-  r.begin.assign(1, 0);
-  for (int64_t chunk = first; chunk < first + ranks_.size(); ++chunk)
-    r.begin.push_back(r.begin.back() + (chunk < chunks_.count() ? chunks_.rows(chunk) : 0));
-  const auto rank = static_cast<size_t>(ranks_.rank());
-  if (const int64_t chunk = first + ranks_.rank(); chunk < chunks_.count()) {
-    const Rows own = bring(chunk);
-    for (size_t i = 0; i < own.size(); ++i)
-      ex_.copy(own[i], r.rows[i].view().row_range(r.begin[rank], r.begin[rank + 1]));
+  r.of.assign(static_cast<size_t>(ranks_.size()), {});
+  int64_t before = 0;
+  for (int rank = 0; rank < ranks_.size(); ++rank) {
+    const int64_t count = rows_of(first + rank);
+    int64_t at = 0;
+    for (size_t i = 0; count > 0 && i < features.size(); ++i) {
+      if (peer_ && rank != ranks_.rank())
+        r.of[static_cast<size_t>(rank)].push_back(peer_->place(r.number, at, dtype, {count, features[i]}));
+      else
+        r.of[static_cast<size_t>(rank)].push_back(r.rows[i].view().row_range(before, before + count));
+      at += PeerRows::taken(dtype, chunks_.most_rows(), features[i]);
+    }
+    if (!peer_) before += count;
+  }
+}
+
+// Brings this rank's chunk of the round and puts all rows of it on their way.
+void ChunkShare::send(Round& r, int64_t first, std::span<const int64_t> features, DType dtype,
+                      const Bring& bring) const {
+  lay(r, first, features, dtype);
+  const std::vector<TensorView>& mine = r.of[static_cast<size_t>(ranks_.rank())];
+  if (first + ranks_.rank() < chunks_.count()) {
+    const Rows own = bring(first + ranks_.rank());
+    for (size_t i = 0; i < own.size(); ++i) ex_.copy(own[i], mine[i]);
   }
   wait_for(*way_, point_of(ex_));
-  for (const Tensor& t : r.rows) ranks_.all_gather_rows(*way_, t.view().row_range(0, r.begin.back()), r.begin);
+  if (peer_) {
+    std::vector<PeerRows::Part> parts;
+    for (size_t i = 0, at = 0; i < mine.size(); ++i) {
+      parts.push_back({mine[i], static_cast<int64_t>(at)});
+      at += static_cast<size_t>(PeerRows::taken(dtype, chunks_.most_rows(), features[i]));
+    }
+    peer_->exchange(*way_, r.number, parts);
+  } else {
+    std::vector<int64_t> begin(1, 0);
+    for (int rank = 0; rank < ranks_.size(); ++rank) begin.push_back(begin.back() + rows_of(first + rank));
+    for (const Tensor& t : r.rows) ranks_.all_gather_rows(*way_, t.view().row_range(0, begin.back()), begin);
+  }
   r.there = point_of(*way_);
 }
 
 void ChunkShare::show_all(const Round& r, const Show& show) const {
   wait_for(ex_, r.there);
-  for (size_t k = 0; k + 1 < r.begin.size() && r.begin[k] < r.begin[k + 1]; ++k) {
-    Rows rows;
-    for (const Tensor& t : r.rows) rows.emplace_back(t.view().row_range(r.begin[k], r.begin[k + 1]));
-    show(r.first + static_cast<int64_t>(k), rows);
+  for (size_t rank = 0; rank < r.of.size(); ++rank)
+    if (!r.of[rank].empty()) show(r.first + static_cast<int64_t>(rank), Rows(r.of[rank].begin(), r.of[rank].end()));
+}
+
+// Memory into which the other rank copies rows of so many bytes, where there can be some.
+void ChunkShare::meet(int64_t bytes) const {
+  if (apart_ || (peer_ && peer_->bytes() >= bytes)) return;
+  if (peer_) {
+    ex_.sync();
+    way_->sync();
+    ranks_.barrier();  // nobody is at it any more
+    peer_.reset();
   }
+  peer_ = PeerRows::between(ranks_, ex_, bytes);
+  apart_ = !peer_;
 }
 
 // Two rounds in turn: what brings the next one is given to the stream of the Exec before what looks at this one.
 void ChunkShare::each_beside(std::span<const int64_t> features, DType dtype, const Bring& bring,
                              const Show& show) const {
-  Round rounds[2];
+  int64_t bytes = 0;
+  for (const int64_t n : features) bytes += PeerRows::taken(dtype, chunks_.most_rows(), n);
+  meet(bytes);
+  Round rounds[PeerRows::kRounds] = {{.number = 0}, {.number = 1}};
   for (Round& r : rounds)
-    for (const int64_t n : features) r.rows.push_back(ex_.alloc(dtype, {ranks_.size() * chunks_.most_rows(), n}));
+    for (const int64_t n : features)
+      r.rows.push_back(ex_.alloc(dtype, {(peer_ ? 1 : ranks_.size()) * chunks_.most_rows(), n}));
   const int64_t step = ranks_.size();
-  send(rounds[0], 0, bring);
+  send(rounds[0], 0, features, dtype, bring);
   for (int64_t first = 0, k = 0; first < chunks_.count(); first += step, k = 1 - k) {
-    if (first + step < chunks_.count()) send(rounds[1 - k], first + step, bring);
+    if (first + step < chunks_.count()) send(rounds[1 - k], first + step, features, dtype, bring);
     show_all(rounds[k], show);
   }
 }

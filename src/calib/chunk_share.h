@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "src/calib/peer_rows.h"
 #include "src/calib/states.h"
 #include "src/ranks/ranks.h"
 
@@ -35,19 +36,33 @@ class ChunkShare {
   int owner(int64_t chunk) const { return static_cast<int>(chunk % ranks_.size()); }
   void each_beside(std::span<const int64_t> features, DType dtype, const Bring& bring, const Show& show) const;
   struct Round;
-  void send(Round&, int64_t first, const Bring& bring) const;
+  int64_t rows_of(int64_t chunk) const;
+  void meet(int64_t bytes) const;
+  void lay(Round&, int64_t first, std::span<const int64_t> features, DType dtype) const;
+  void send(Round&, int64_t first, std::span<const int64_t> features, DType dtype, const Bring& bring) const;
   void show_all(const Round&, const Show& show) const;
 
   Exec& ex_;
   const Ranks& ranks_;
   Chunks chunks_;
-  mutable std::optional<Exec> way_{};  // with the stream by which rows go beside
+  mutable std::optional<Exec> way_{};         // with the stream by which rows go beside
+  mutable std::unique_ptr<PeerRows> peer_{};  // of two GPUs that reach each other
+  mutable bool apart_ = false;                // known: they do not
 };
 
-// Rows that are there at a time, of all chunks that ranks show each other: on GPUs (`beside`) those of two rounds, else
-// of one chunk.
+// Rows of the other one of two GPUs whose memory stays from one input to the next (PeerRows).
+inline int64_t rows_kept(Device::Kind kind, int ranks, const Chunks& chunks) {
+  return kind == Device::cuda && ranks == 2 ? PeerRows::kRounds * chunks.most_rows() : 0;
+}
+// What NCCL takes of a GPU for its ways to others: on two H200 1.1 to 1.4 GiB.
+inline int64_t link_bytes(Device::Kind kind, int ranks) {
+  return kind == Device::cuda && ranks > 1 ? int64_t{1280} << 20 : 0;
+}
+// Rows that are there at a time besides, of all chunks that ranks show each other: on GPUs (`beside`) those of two
+// rounds, else of one chunk.
 inline int64_t rows_shown(Device::Kind kind, int ranks, const Chunks& chunks) {
-  return (ranks == 1 ? 0 : kind == Device::cuda ? 2 * ranks : 1) * chunks.most_rows();
+  const int64_t at_once = ranks == 1 ? 0 : kind == Device::cuda ? 2 * ranks : 1;
+  return at_once * chunks.most_rows() - rows_kept(kind, ranks, chunks);
 }
 
 }  // namespace fewbit

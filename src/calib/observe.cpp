@@ -158,7 +158,7 @@ InputStats observe_input(Exec& ex, const EachChunk& each, int64_t tokens, const 
     scale = range.scale();
     reach = range.reach();
   }
-  InputSums sums(ex, of, rounding, scale, ranks, ranks.alone());
+  InputSums sums(ex, of, rounding, scale, ranks, true);
   SpreadRuns runs(tokens, summed);
   each([&](const InputRows& rows) {
     const InputRows wanted{rows.x, of.cross ? rows.full : ConstTensorView{},

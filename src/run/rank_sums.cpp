@@ -7,6 +7,7 @@
 #include "src/core/stopwatch.h"
 #include "src/core/strings.h"
 #include "src/ranks/exchange.h"
+#include "src/ranks/memory_of_two.h"
 
 namespace fewbit {
 namespace {
@@ -14,21 +15,6 @@ namespace {
 // How long a GPU waits for the other one's part of a sum. Only a rank that hangs, or was stopped, is as late as that:
 // of one that ended the others hear from elsewhere (tools/cli/rank_watch.h), and end at once.
 constexpr uint64_t kPatienceSeconds = 30;
-
-// Memory of both ranks of a machine, which their GPUs write in turn; null on both, with the reason, where one cannot.
-std::unique_ptr<PeerMemory> shared_memory(const Ranks& ranks, Exec& ex, int64_t bytes, std::string* why) {
-  for (int r = 0; r < ranks.size(); ++r)
-    if (!true_for_all(ranks, text_of_root(ranks, host_name(), r) == host_name()))
-      return *why = "the ranks are on several machines", nullptr;
-  std::unique_ptr<PeerMemory> memory = make_peer_memory(ex, bytes, why);
-  if (true_for_all(ranks, memory != nullptr)) {
-    const PeerHandle mine = memory->handle(), of_first = value_of_root(ranks, mine, 0),
-                     of_second = value_of_root(ranks, mine, 1);
-    if (true_for_all(ranks, memory->open(ranks.rank() == 0 ? of_second : of_first, why))) return memory;
-  }
-  *why = fmt::format("the GPUs do not reach each other's memory{}", why->empty() ? "" : ": " + *why);
-  return nullptr;
-}
 
 }  // namespace
 
@@ -60,7 +46,7 @@ DecodePeer RankSums::peer(Exec& ex, int64_t hidden, int64_t gathered, std::strin
   }
   for (const Window& w : windows_)
     if (w.hidden == hidden && w.gathered == gathered) return w.peer;
-  std::unique_ptr<PeerMemory> memory = shared_memory(ranks_, ex, DecodePeer::bytes(hidden, gathered), why);
+  std::unique_ptr<PeerMemory> memory = memory_of_two(ranks_, ex, DecodePeer::bytes(hidden, gathered), why);
   if (!memory) return {};
   const DecodePeer peer =
       DecodePeer::in(memory->mine(), memory->theirs(), hidden, reinterpret_cast<uint32_t*>(silent_.as<int32_t>()),

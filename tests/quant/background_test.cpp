@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <thread>
 
 #include "src/core/error.h"
 #include "src/core/inline_parallel.h"
@@ -51,13 +52,68 @@ TEST(Background, AnErrorEndsTheWorkAndReachesTheGiver) {
   }
 }
 
+// Hangs where the three are not in it at once.
+TEST(Background, ThreadsWorkSideBySideAndWhatIsBehindAllComesAfterThem) {
+  std::atomic<int> begun = 0, done = 0;
+  int seen = 0;
+  Background b(true, false, 3);
+  for (int i = 0; i < 3; ++i)
+    b.give(
+        "pack", 0,
+        [&] {
+          for (++begun; begun < 3;) std::this_thread::yield();
+          ++done;
+        },
+        Background::When::any_time);
+  b.give("write", 0, [&] { seen = done; });
+  b.wait();
+  EXPECT_EQ(seen, 3);
+  EXPECT_GT(b.times().working, 0);
+  EXPECT_LE(b.times().working, b.times().busy.at("pack") + b.times().busy.at("write"));
+}
+
+// Hangs where it does.
+TEST(Background, WhatMayBeDoneAtAnyTimeDoesNotWaitForWhatIsBehindAll) {
+  std::atomic<bool> packed = false;
+  Background b(true, false, 2);
+  b.give("write", 0, [&] {
+    while (!packed) std::this_thread::yield();
+  });
+  b.give(
+      "pack", 0, [&] { packed = true; }, Background::When::any_time);
+  b.wait();
+  EXPECT_TRUE(packed);
+}
+
+TEST(Background, NothingIsDoneBehindAnErrorOfOneOfSeveralThreads) {
+  bool sealed = false;
+  const auto all = [&] {
+    Background b(true, false, 4);
+    for (int i = 0; i < 20; ++i)
+      b.give(
+          "pack", 0,
+          [i] {
+            if (i == 7) fail(ErrorKind::io, "the codes are gone");
+          },
+          Background::When::any_time);
+    b.give("write", 0, [&] { sealed = true; });
+    b.wait();
+  };
+  EXPECT_EQ(message_of(all, ErrorKind::io), "the codes are gone");
+  EXPECT_FALSE(sealed);
+}
+
 TEST(Background, WhatWasGivenIsDoneBeforeItGoes) {
-  int done = 0;
-  {
-    Background b(true);
-    for (int i = 0; i < 10; ++i) b.give("pack", 0, [&] { ++done; });
+  for (const int threads : {1, 3}) {
+    std::atomic<int> done = 0;
+    {
+      Background b(true, false, threads);
+      for (int i = 0; i < 10; ++i)
+        b.give(
+            "pack", 0, [&] { ++done; }, i % 4 == 3 ? Background::When::behind_all : Background::When::any_time);
+    }
+    EXPECT_EQ(done, 10);
   }
-  EXPECT_EQ(done, 10);
 }
 
 TEST(InlineParallel, CoversTheRangeOnItsOwnThread) {

@@ -14,7 +14,9 @@
 #include <thread>
 #include <vector>
 
+#include "kernels/exec/exec_point.h"
 #include "kernels/quantize/factor.h"
+#include "src/calib/peer_rows.h"
 #include "src/core/parallel.h"
 #include "src/quant/row_share.h"
 #include "tools/cli/options.h"
@@ -142,6 +144,39 @@ void factors(const Ranks& ranks) {
   }
 }
 
+// Rows that two GPUs copy into each other's memory, whichever comes first: every round is looked at before its place is
+// taken by another one.
+void peer_rows(const Ranks& ranks, Exec& ex) {
+  constexpr int64_t kRounds = 40, kRows = 515, kCols = 129, kFew = 3;
+  const int64_t first = PeerRows::taken(DType::f32, kRows, kCols);
+  const std::unique_ptr<PeerRows> peer = PeerRows::between(ranks, ex, first + PeerRows::taken(DType::f32, kFew, kCols));
+  if (!peer) return fmt::print("rows by the collective calls\n");
+  Exec way = Exec::cuda(ex.device().index);
+  const auto of = [](int rank, int64_t round) { return filled(static_cast<int>(100 * rank + round), {kRows, kCols}); };
+  std::vector<Tensor> seen;
+  for (int64_t round = 0; round < kRounds; ++round) {
+    dawdle(ranks.rank(), static_cast<int>(round));
+    const Tensor mine = ex.to_device(of(ranks.rank(), round));
+    const int place = static_cast<int>(round % PeerRows::kRounds);
+    wait_for(way, point_of(ex));
+    peer->exchange(way, place, std::vector<PeerRows::Part>{{mine, 0}, {mine.view().row_range(0, kFew), first}});
+    wait_for(ex, point_of(way));
+    seen.push_back(ex.alloc(DType::f32, {kRows + kFew, kCols}));
+    ex.copy(peer->place(place, 0, DType::f32, {kRows, kCols}), seen.back().view().row_range(0, kRows));
+    ex.copy(peer->place(place, first, DType::f32, {kFew, kCols}), seen.back().view().row_range(kRows, kRows + kFew));
+  }
+  for (int64_t round = 0; round < kRounds; ++round) {
+    const Tensor right = of(1 - ranks.rank(), round), here = ex.to_host(seen[static_cast<size_t>(round)]);
+    const auto bytes = static_cast<size_t>(right.bytes()), few = static_cast<size_t>(kFew * kCols) * sizeof(float);
+    expect(std::memcmp(here.as<float>(), right.as<float>(), bytes) == 0 &&
+               std::memcmp(here.as<float>() + kRows * kCols, right.as<float>(), few) == 0,
+           fmt::format("rows of round {}", round));
+  }
+  way.sync();
+  ranks.barrier();
+  fmt::print("rows by copy engines\n");
+}
+
 // The collective calls on tensors of a GPU give the bits that they give through host memory.
 void gpus(const Ranks& ranks) {
   Exec ex = Exec::cuda(ranks.node_rank());
@@ -172,6 +207,7 @@ void gpus(const Ranks& ranks) {
   expect(!rows.alone() && mine.rows() < right.rows() && all.rows() == right.rows(), "rows of a linear");
   expect(std::memcmp(ex.to_host(all).as<float>(), right.as<float>(), static_cast<size_t>(right.bytes())) == 0,
          "rows of a linear, gathered");
+  peer_rows(ranks, ex);
   const std::string by = ranks.device_library();
   fmt::print("tensors by {}\n", by.empty() ? "host memory" : by);
 }

@@ -6,18 +6,29 @@
 
 namespace fewbit {
 
-Background::Background(bool beside, bool pool) : pool_(pool) {
-  if (beside) thread_ = std::thread([this] { loop(); });
+Background::Background(bool beside, bool pool, int threads) : pool_(pool) {
+  if (!beside) return;
+  for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { loop(); });
 }
 
 Background::~Background() {
-  if (!thread_.joinable()) return;
   {
     const std::lock_guard lock(mutex_);
     ends_ = true;
   }
   given_.notify_all();
-  thread_.join();
+  for (std::thread& t : threads_) t.join();
+}
+
+// What may be begun now. Under `mutex_`.
+Background::Job* Background::next() {
+  for (Job& job : jobs_)
+    if (job.state == State::waits && (job.when == When::any_time || &job == &jobs_.front())) return &job;
+  return nullptr;
+}
+
+bool Background::some_wait() const {
+  return std::any_of(jobs_.begin(), jobs_.end(), [](const Job& j) { return j.state == State::waits; });
 }
 
 void Background::loop() {
@@ -25,21 +36,24 @@ void Background::loop() {
   if (!pool_) alone.emplace();
   for (;;) {
     Job* job = nullptr;
+    bool in_vain = false;
     {
       std::unique_lock lock(mutex_);
-      given_.wait(lock, [this] { return ends_ || !jobs_.empty(); });
-      if (jobs_.empty()) return;
-      job = &jobs_.front();  // stays where it is while others are put behind it
+      given_.wait(lock, [&] { return (job = next()) || (ends_ && !some_wait()); });
+      if (!job) return;
+      job->state = State::at_work;  // it stays where it is while others come and go
+      in_vain = static_cast<bool>(error_);
+      if (at_work_++ == 0) since_ = clock_.seconds();
     }
-    run(*job);
+    run(*job, in_vain);
   }
 }
 
 // Behind an error jobs are let go of, undone.
-void Background::run(Job& job) {
+void Background::run(Job& job, bool in_vain) {
   const double begin = clock_.seconds();
   std::exception_ptr error;
-  if (!error_) try {
+  if (!in_vain) try {
       job.work();
     } catch (...) {
       error = std::current_exception();
@@ -47,18 +61,24 @@ void Background::run(Job& job) {
   job.work = {};  // and with it what it held
   {
     const std::lock_guard lock(mutex_);
-    if (error) error_ = error;
-    count(job.phase, begin, clock_.seconds(), true);
+    if (error && !error_) error_ = error;
+    const double end = clock_.seconds();
+    count(job.phase, begin, end, true);
+    if (--at_work_ == 0) times_.working += end - since_;
     waiting_ -= job.bytes;
-    jobs_.pop_front();
-    ++ready_;
+    job.state = State::done;
+    for (; !jobs_.empty() && jobs_.front().state == State::done; ++ready_) jobs_.pop_front();
   }
+  given_.notify_all();  // what waited for all before it may be next
   done_.notify_all();
 }
 
 void Background::count(const std::string& phase, double begin, double end, bool beside) {
   times_.busy[phase] += end - begin;
-  if (!beside) return;
+  if (!beside) {
+    times_.working += end - begin;
+    return;
+  }
   const double waited = waits_since_ ? std::max(0.0, end - std::max(begin, *waits_since_)) : 0;
   times_.hidden[phase] += end - begin - waited;
 }
@@ -73,8 +93,8 @@ void Background::until(std::unique_lock<std::mutex>& lock, const std::function<b
   if (error_) std::rethrow_exception(error_);
 }
 
-Background::Ticket Background::give(const std::string& phase, int64_t bytes, std::function<void()> work) {
-  if (!thread_.joinable()) {
+Background::Ticket Background::give(const std::string& phase, int64_t bytes, std::function<void()> work, When when) {
+  if (threads_.empty()) {
     const double begin = clock_.seconds();
     work();
     count(phase, begin, clock_.seconds(), false);
@@ -82,8 +102,8 @@ Background::Ticket Background::give(const std::string& phase, int64_t bytes, std
   }
   {
     std::unique_lock lock(mutex_);
-    until(lock, [&] { return jobs_.empty() || waiting_ + bytes <= kWaitingBytes; });
-    jobs_.push_back({phase, bytes, std::move(work)});
+    until(lock, [&] { return bytes == 0 || waiting_ == 0 || waiting_ + bytes <= kWaitingBytes; });
+    jobs_.push_back({phase, bytes, std::move(work), when});
     waiting_ += bytes;
     ++last_;
   }

@@ -13,6 +13,7 @@
 #include "kernels/model/hadamard.h"
 #include "kernels/quantize/matrix_edit.h"
 #include "src/core/hash.h"
+#include "src/core/inline_parallel.h"
 #include "src/model/checkpoint_parts.h"
 #include "src/model/stacked_experts.h"
 #include "src/quant/loop/block_encoding.h"
@@ -71,7 +72,7 @@ BlockCoder::BlockCoder(Exec& ex, const Checkpoint& c, const QuantPlan& plan, con
       ahead_(ahead),
       ranks_(*job.ranks),
       runs_(runs) {
-  if (plan.memory.beside > 0) side_.emplace(ex, 0);
+  if (plan.memory.beside > 0) ways_.emplace(ex);
   if (plan.memory.lanes > 1) lanes_.emplace(ex, plan.memory.lanes);
 }
 
@@ -97,10 +98,7 @@ void BlockCoder::rewrite(BlockF32 block) {
   for (NamedTensor& t : changed_tensors(ex_, rewritten_, prefix_)) add(std::move(t));
 }
 
-void BlockCoder::add(NamedTensor t) {
-  const auto held = std::make_shared<NamedTensor>(std::move(t));
-  background_.give("pack", held->tensor.bytes(), [block = block_, held] { block->packed.push_back(std::move(*held)); });
-}
+void BlockCoder::add(NamedTensor t) { block_->packed.emplace_back().push_back(std::move(t)); }
 
 void BlockCoder::for_each(const Group& group,
                           const std::function<void(const LinearDef&, const PlannedLinear&, const InputStats*)>& take) {
@@ -175,8 +173,11 @@ void BlockCoder::seal(Journal& journal) {
   background_.wait_for(sealed_);  // of blocks on their way to the disk there is one
   sealed_ = background_.give("write", 0, [block = block_, &journal, layer = layer_] {
     std::vector<LinearRecord> records;
+    std::vector<NamedTensor> packed;
     for (CodedLinear& c : block->coded) records.push_back(std::move(c.record));
-    journal.seal(layer, block->packed, records);
+    for (std::vector<NamedTensor>& some : block->packed)
+      for (NamedTensor& t : some) packed.push_back(std::move(t));
+    journal.seal(layer, packed, records);
   });
 }
 
@@ -201,7 +202,7 @@ LinearJob BlockCoder::job_of(const PlannedLinear& p, const Tensor& w, const Inpu
   job.seed = job_.seed;
   job.shared_absmax = shared;
   job.rows = &rows;
-  job.codes_stay = side_ && !learning_;
+  job.codes_stay = ways_ && !learning_;
   return job;
 }
 
@@ -289,8 +290,9 @@ void BlockCoder::take(CodedLinear made, std::map<std::string, Linear>* replaced)
 
 TensorSource BlockCoder::packed() const {
   return [this](const std::string& name) {
-    for (const NamedTensor& t : block_->packed)
-      if (t.name == name) return ConstTensorView(t.tensor);
+    for (const std::vector<NamedTensor>& some : block_->packed)
+      for (const NamedTensor& t : some)
+        if (t.name == name) return ConstTensorView(t.tensor);
     return ConstTensorView{};
   };
 }
@@ -352,15 +354,33 @@ void BlockCoder::pack(CodedLinear& c) {
     return;
   }
   const int64_t codes = c.plan->linear.out * c.plan->linear.in;
-  background_.give("pack", codes, [this, block = block_, &c] {
-    fetch(c);
-    // A sum over all bytes in turn, beside the packing.
-    std::future<std::string> hash = std::async(std::launch::async, [&c] { return content_hash(c.linear); });
-    for (NamedTensor& t : c.plan->packing->pack(c.plan->linear.name, c.linear).tensors)
-      block->packed.push_back(std::move(t));
-    c.record.hash = hash.get();
-    c.linear = {};
-  });
+  std::vector<NamedTensor>& packed = block_->packed.emplace_back();
+  background_.give(
+      "pack", codes, [this, block = block_, &packed, &c] { packed = pack_now(c); }, Background::When::any_time);
+}
+
+// By a thread of the background.
+std::vector<NamedTensor> BlockCoder::pack_now(CodedLinear& c) {
+  // Codes that are worth more than one thread. With the few of an expert all threads of the pool would wait for each
+  // other, beside lanes that have the processors.
+  constexpr int64_t kByAll = int64_t{4} << 20;
+  const bool by_one = c.plan->linear.out * c.plan->linear.in < kByAll;
+  std::optional<InlineParallel> alone;
+  if (by_one) alone.emplace();
+  std::optional<CodeWays::Fetched> fetched;
+  if (!c.there.codes.empty()) {
+    fetched.emplace(ways_->fetch(c.there.codes));
+    c.there = {};
+    c.linear.codes = Tensor(fetched->codes(), {});
+    validate(c.linear);
+  }
+  // A sum over all bytes in turn, beside the packing.
+  std::future<std::string> hash =
+      std::async(by_one ? std::launch::deferred : std::launch::async, [&c] { return content_hash(c.linear); });
+  std::vector<NamedTensor> tensors = c.plan->packing->pack(c.plan->linear.name, c.linear).tensors;
+  c.record.hash = hash.get();
+  c.linear = {};
+  return tensors;
 }
 
 }  // namespace fewbit

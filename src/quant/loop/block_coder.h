@@ -1,7 +1,7 @@
 #pragma once
 // BlockCoder takes the linears of one block, or the ends of the model, from weights to bytes. Each is quantized by its
 // recipe (or restored from the block's sealed file), measured and packed; the journal seals them together. Packing and
-// sealing go to the background, in the order in which they were asked for.
+// sealing go to the background: linears several at a time, blocks in their order.
 //
 // Several ranks make the same calls. They divide the rows of each linear (src/quant/row_share.h), or the linears of
 // quantize_apart(); all get what takes the place of a linear, rank 0 packs, and restores what was sealed.
@@ -15,6 +15,7 @@
 #include "src/quant/journal/journal.h"
 #include "src/quant/loop/background.h"
 #include "src/quant/loop/block_f32.h"
+#include "src/quant/loop/code_ways.h"
 #include "src/quant/loop/phases.h"
 #include "src/quant/loop/quant_job.h"
 
@@ -104,7 +105,7 @@ class BlockCoder {
   CodedLinear begin_record(const LinearDef&, const PlannedLinear&, const InputStats*);
   void take(CodedLinear, std::map<std::string, Linear>* replaced);
   void pack(CodedLinear&);
-  void fetch(CodedLinear&);
+  std::vector<NamedTensor> pack_now(CodedLinear&);
   DenseLinear dense_of(Exec&, const QuantizedLinear&, const DeviceCodes& there = {}) const;
   DenseLinear restore(const PlannedLinear&);
   TensorSource packed() const;  // of rank 0, when nothing is left in the background
@@ -119,8 +120,8 @@ class BlockCoder {
   void take(const std::vector<Group>&, Dealt& round, std::map<std::string, Linear>* replaced);
   // Shared with the work in the background, which outlives the coder's interest in it.
   struct Block {
-    std::vector<NamedTensor> packed{};  // the background's alone
-    std::deque<CodedLinear> coded{};    // a deque: references stay while it grows
+    std::deque<std::vector<NamedTensor>> packed{};  // each the background's until nothing is left there
+    std::deque<CodedLinear> coded{};                // deques: references stay while they grow
   };
 
   Exec& ex_;
@@ -132,10 +133,8 @@ class BlockCoder {
   UploadAhead& ahead_;
   const Ranks& ranks_;
   bool runs_;
-  Background::Ticket sealed_ = 0;  // of the block before
-  // The background's: the way of codes that stay on the device until they are packed.
-  std::optional<SideStream> side_{};
-  Tensor pinned_{};
+  Background::Ticket sealed_ = 0;   // of the block before
+  std::optional<CodeWays> ways_{};  // of codes that stay on the device until they are packed
   // Of the block at hand:
   int64_t layer_ = 0;
   std::string prefix_{};  // of its names

@@ -24,18 +24,6 @@ float BlockCoder::shared_absmax(const std::vector<LinearDef>& items) {
   return largest;
 }
 
-// Codes that stayed on the device, which measure() has waited for, into memory that the next ones take.
-void BlockCoder::fetch(CodedLinear& c) {
-  if (c.there.codes.empty()) return;
-  const Tensor codes = std::move(c.there.codes);
-  c.there = {};
-  if (pinned_.bytes() < codes.bytes()) pinned_ = ex_.alloc_pinned(DType::u8, {codes.bytes()});
-  const TensorView host{pinned_.view().data, DType::u8, codes.shape(), {}};
-  side_->copy(codes, host);
-  c.linear.codes = Tensor(host, {});
-  validate(c.linear);
-}
-
 // What takes the place of a quantized linear in the quantized stream.
 DenseLinear BlockCoder::dense_of(Exec& ex, const QuantizedLinear& q, const DeviceCodes& there) const {
   return {.weight = there.codes.empty() ? values_of(ex, q, job_.dtype) : values_of(ex, there, q.spec, job_.dtype),
@@ -82,7 +70,7 @@ Tensor BlockCoder::stored_weight(const PlannedLinear& p) {
   if (w.empty())
     w = upload_as(ex_, ckpt_.store.expect(name, {DType::f32, DType::f16, DType::bf16}, {p.linear.out, p.linear.in}),
                   DType::f32);
-  ckpt_.store.release(name);
+  release_beside(background_, ckpt_, p.linear);
   return w;
 }
 

@@ -5,6 +5,7 @@
 
 #include "kernels/exec/profile_range.h"
 #include "kernels/model/embed.h"
+#include "src/core/parallel.h"
 #include "src/model/checkpoint_parts.h"
 #include "src/model/mtp.h"
 #include "src/quant/loop/block_transforms.h"
@@ -47,7 +48,7 @@ BlockLoop::BlockLoop(Exec& ex, const Checkpoint& c, const QuantPlan& plan, const
       share_(ex, ranks_, chunks_, true),
       store_(ex, room_of(plan, journal)),
       windows_(windows),
-      background_(job.overlaps, ex.on_cuda()) {
+      background_(job.overlaps, ex.on_cuda(), ex.on_cuda() ? std::min(kPackers, thread_count()) : 1) {
   const Tensor embedding = quantize_embedding();
   if (windows.count > 0) start_streams(windows, embedding);
 }
@@ -105,7 +106,8 @@ void BlockLoop::block(int64_t layer) {
   const ProfileRange range(("block " + std::to_string(layer)).c_str());
   layer_ = layer;
   learning_ = false;
-  if (layer + 1 < ckpt_.spec.layers) background_.give("load", 0, [this, layer] { read_ahead(ckpt_, layer + 1); });
+  const auto read = [this, layer] { read_ahead(ckpt_, layer + 1); };
+  if (layer + 1 < ckpt_.spec.layers) background_.give("load", 0, read, Background::When::any_time);
   if (layer == 0) foresee_weights(layer);
   foresee_weights(layer + 1);
   if (plan_.memory.experts_in_waves) settle();  // the tensors of one block are in memory, not those of two

@@ -24,7 +24,8 @@ void BlockLoop::load(const LinearDef& l) {
   else
     weights_.linears.emplace(
         l.name, load_linear(ex_, ckpt_, named, {.dtype = job_.dtype, .weights = Weights::values}, nullptr));
-  release_linear(ckpt_, named.name);
+  if (ckpt_.packed(named.name)) return release_linear(ckpt_, named.name);
+  release_beside(background_, ckpt_, named);
 }
 
 // No pass runs the ops before `end` again.

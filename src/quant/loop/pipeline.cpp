@@ -132,7 +132,7 @@ void add_loop(const Exec& ex, const BlockLoop& loop, const Background::Times& fi
   };
   report.floor_seconds = total(report.phases);
   for (const Background::Times* beside : {&loop.beside(), &files}) {
-    report.floor_seconds = std::max(report.floor_seconds, total(beside->busy));
+    report.floor_seconds = std::max(report.floor_seconds, beside->working);
     for (const auto& [phase, s] : beside->busy) report.phases[phase] += s;
     for (const auto& [phase, s] : beside->hidden) report.hidden_seconds[phase] += s;
     report.idle_seconds += beside->idle;

@@ -39,11 +39,25 @@ void foresee(UploadAhead& ahead, const Checkpoint& c, const NamedLinear& l) {
   if (const ConstTensorView w = in_file(c, l); w.data) ahead.foresee(w);
 }
 
+void release_beside(Background& background, const Checkpoint& c, const NamedLinear& l) {
+  const std::string name = l.name + ".weight";
+  const ConstTensorView there = in_file(c, l);
+  // What a store made of it would be gone while it is wanted again.
+  if (!there.data || c.store.get(name).data != there.data) return c.store.release(name);
+  background.give(
+      "load", 0, [&c, name] { c.store.forget(name); }, Background::When::any_time);
+}
+
 void foresee_whole(UploadAhead& ahead, const Checkpoint& c, const std::vector<NamedLinear>& linears, DType dtype) {
   std::vector<ConstTensorView> hosts;
+  std::vector<std::string> names;
   for (const NamedLinear& l : linears)
-    if (const ConstTensorView w = in_file(c, l); w.data && w.dtype == dtype) hosts.push_back(w);
-  ahead.foresee_whole(hosts);
+    if (const ConstTensorView w = in_file(c, l); w.data && w.dtype == dtype) {
+      hosts.push_back(w);
+      names.push_back(l.name + ".weight");
+    }
+  // The pages of a whole block would be held from one block to the next.
+  ahead.foresee_whole(hosts, [&c, names](size_t i) { c.store.forget(names[i]); });
 }
 
 Tensor taken_ahead(UploadAhead& ahead, const Checkpoint& c, const NamedLinear& l, DType dtype) {

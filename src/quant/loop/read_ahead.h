@@ -6,6 +6,7 @@
 
 #include "src/calib/upload_ahead.h"
 #include "src/model/checkpoint.h"
+#include "src/quant/loop/background.h"
 
 namespace fewbit {
 
@@ -20,5 +21,9 @@ void foresee_whole(UploadAhead&, const Checkpoint&, const std::vector<NamedLinea
 // The values, [out, in] in `dtype` on the device; empty where it is not on its way. Error as WeightStore::expect() has
 // it.
 Tensor taken_ahead(UploadAhead&, const Checkpoint&, const NamedLinear&, DType dtype);
+
+// The stored weight of a linear is not wanted for now: as WeightStore::release(), by a thread of the background where
+// that only gives a mapped file's pages back, some 8 ms for those of a block.
+void release_beside(Background&, const Checkpoint&, const NamedLinear&);
 
 }  // namespace fewbit

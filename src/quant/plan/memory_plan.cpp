@@ -27,7 +27,6 @@
 
 namespace fewbit {
 namespace {
-
 constexpr int64_t kTransformTokens = 65536;  // that block_transforms.cpp looks at, at most
 
 // A run's sizes, for the formulas below. `in` is the width of a linear's input throughout.
@@ -55,7 +54,9 @@ class Estimate {
   };
   std::vector<Moment> moments(const Waves& waves, const std::vector<std::set<size_t>>& stored) const {
     std::vector<Moment> all;
-    const int64_t program = program_bytes(kind_);
+    const int64_t program = program_bytes(kind_),
+                  kept = rows_kept(kind_, ranks_, chunks_) * (widest_input(spec_) * streams_ + spec_.width()) * elem_ +
+                         link_bytes(kind_, ranks_);
     if (curves_)
       all.push_back({{"curvature", 0, curvature_head_bytes(kind_, spec_, chunks_.length), program},
                      streams_bytes() + (spec_.layers + 1) * gradient_});
@@ -65,7 +66,7 @@ class Estimate {
         all.push_back({{"quantize", layer, largest_alone(kind_, plan_, layer), host}});
       else
         block(layer, waves, stored, [&](const char* phase, int64_t device, int64_t states) {
-          all.push_back({{phase, layer, device, host}, states});
+          all.push_back({{phase, layer, device + kept, host}, states});
         });
     }
     int64_t packed = 0;  // they are sealed together
@@ -85,7 +86,6 @@ class Estimate {
       if (m.of.device + m.of.host > p.device + p.host) p = m.of;
     }
     std::vector<PhaseMemory> all;
-    all.reserve(most.size());
     for (auto& [name, p] : most) all.push_back(p);
     return all;
   }

@@ -44,6 +44,14 @@ int64_t kept_features(const ModelSpec& spec) {
   return most;
 }
 
+int64_t widest_input(const ModelSpec& spec) {
+  int64_t most = spec.hidden;
+  for (const std::vector<BlockOp>& ops : spec.kinds)
+    for (const BlockOp& op : ops)
+      if (const auto* l = std::get_if<Linears>(&op)) most = std::max(most, l->items.front().in_features);
+  return most;
+}
+
 int64_t curvatures_bytes(const std::vector<BlockOp>& ops, size_t from) {
   int64_t all = 0;
   for (size_t i = from; i < ops.size(); ++i)

@@ -14,6 +14,8 @@ int64_t program_bytes(Device::Kind);
 // that a block has of its own.
 int64_t kept_features(const ModelSpec&);
 int64_t token_table_features(const std::vector<BlockOp>& ops);
+// Features of the widest input of an op's linears, of a mixture the one that its experts share.
+int64_t widest_input(const ModelSpec&);
 // Of the curvature of the outputs of all linears from an op on.
 int64_t curvatures_bytes(const std::vector<BlockOp>& ops, size_t from);
 

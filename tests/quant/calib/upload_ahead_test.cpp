@@ -1,6 +1,9 @@
 // Weights that were brought ahead are those that an upload brings, taken in the order foreseen or in another.
 #include "src/calib/upload_ahead.h"
 
+#include <array>
+#include <atomic>
+
 #include "src/run/upload_as.h"
 #include "tests/support/devices.h"
 #include "tests/support/support.h"
@@ -45,13 +48,15 @@ FEWBIT_DEVICE_TEST(UploadAhead, GivesUpWhatIsPassedOver) {
 FEWBIT_DEVICE_TEST(UploadAhead, BringsManyIntoMemoryOfTheirOwn) {
   std::vector<Tensor> weights;
   for (uint64_t i = 0; i < 12; ++i) weights.push_back(random_normal(DType::bf16, {24, 32}, i));
+  std::array<std::atomic<int>, 11> read{};
   UploadAhead ahead(ex, 24 * 32 * 2);
   ahead.foresee(weights[0]);
   const std::vector<ConstTensorView> whole(weights.begin() + 1, weights.end());
-  ahead.foresee_whole(whole);
+  ahead.foresee_whole(whole, [&read](size_t i) { ++read.at(i); });
   for (const size_t i : {size_t{0}, size_t{1}, size_t{2}, size_t{5}, size_t{11}})
     expect_taken(ex, ahead, weights[i], i == 5 ? DType::f32 : DType::bf16);
   EXPECT_TRUE(ahead.take(weights[3], DType::bf16).empty()) << "given up";
+  for (const std::atomic<int>& times : read) EXPECT_LE(times, 1);
 }
 
 FEWBIT_DEVICE_TEST(UploadAhead, DoesNothingWithoutRoom) {

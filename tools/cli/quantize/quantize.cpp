@@ -285,8 +285,7 @@ void add_times_or_refuse(const QuantizeArgs& a, Exec& ex, const Checkpoint& c, c
   const auto refuse = [&] { refuse_if_any(plan, disk_of(plan, job, a.limits, c)); };
   if (claim_out) {
     refuse();
-    if (!the_ranks().alone()) the_ranks().link_devices(ex);  // which goes on beside the reading
-    claim_out();                                             // nothing is measured beside the reading of the model
+    claim_out();  // nothing is measured beside the reading of the model
   }
   if (plan.refusals.empty() && plan.memory.refusal.empty() && the_ranks().alone())
     add_times(ex, c, options, job.out, plan);  // rates are those of one process
@@ -328,6 +327,7 @@ void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
   const std::unique_ptr<SourcesAhead> ahead = plan_only ? nullptr : read_ahead(a.common, c, job);
   Exec ex = make_exec(a.common);
   require_alike(ex);
+  if (!plan_only && !the_ranks().alone()) the_ranks().link_devices(ex);  // which goes on beside the reading
   job.dtype = a.dtype == "auto" ? usual_dtype(plans_for_gpu(a.limits, ex)) : compute_dtype(a.dtype);
   Progress progress(a.common);
   show_progress(a.common, c, ex, progress, job);
