@@ -66,8 +66,8 @@ FEWBIT_HOT void add_scaled_minima(const float* minima, float sum, float* total) 
 
 namespace {
 
-constexpr int64_t kRowsAtATime = 256;    // of a prompt, whose sums with a strip are kept
-constexpr int64_t kValuesAtOnce = 8192;  // of x: the least work of a thread
+constexpr int64_t kRowsAtATime = 256;   // of a prompt, whose sums with a strip are kept
+constexpr int64_t kCodesAtOnce = 8192;  // of x: the least work of a thread
 
 // How the codes of x lie for the loops that read them.
 struct CodeOrder {
@@ -124,7 +124,7 @@ CodedRows coded(ConstTensorView x, const BlockForm& f, Int8Loops loops) {
   auto* starts = reinterpret_cast<int32_t*>(scales + n * parts);
   float* scaled = f.minima ? scales + n * (parts + groups) : nullptr;
   const int64_t unit = std::max(span, kChunkCols), units = in / unit;  // a minimum's columns by one thread
-  parallel_for(n * units, std::max<int64_t>(1, kValuesAtOnce / unit), [&](int64_t begin, int64_t end) {
+  parallel_for(n * units, std::max<int64_t>(1, kCodesAtOnce / unit), [&](int64_t begin, int64_t end) {
     for (int64_t at = begin * unit; at < end * unit; at += kChunkCols) {
       const int64_t r = at / in, c = at % in / kChunkCols;
       const auto [count, first] = order.tile_of(r, n);

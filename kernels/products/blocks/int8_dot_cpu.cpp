@@ -107,7 +107,7 @@ FEWBIT_INT8_INLINE void add_group(const uint8_t* codes, const CodedRows& x, int6
 
 // The scales and minima of span g.
 template <int kRows, bool kMinima>
-struct Scales {
+struct TileScales {
   const Int8Strip& w;
   const CodedRows& x;
   int64_t of_half;
@@ -130,7 +130,7 @@ FEWBIT_INT8_TARGET void dots_of(const Int8Strip& w, const CodedRows& x, int64_t 
   constexpr int kParts = kChunkCols / kGroup;
   constexpr int64_t kChunk = kNextLine * kBits;
   const int64_t per_block = x.span / kChunkCols;
-  const Scales<kRows, kMinima> scales{w, x, x.in / x.span * w.step};
+  const TileScales<kRows, kMinima> scales{w, x, x.in / x.span * w.step};
   const uint8_t* codes = w.bytes + w.form.heads_bytes(x.in) + begin * kChunk;
   int64_t g = kWide ? begin / per_block : begin * kParts, left = per_block;  // chunks of the block
   const int32_t* starts = x.starts + begin * kParts * kRows;
