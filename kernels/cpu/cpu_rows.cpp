@@ -50,6 +50,14 @@ FEWBIT_HOT_INLINE T tree_sum(T* lanes) {
 FEWBIT_HOT_INLINE float value_of(float x) { return x; }
 FEWBIT_HOT_INLINE float value_of(bf16 x) { return bits_to_float(static_cast<uint32_t>(x.bits) << 16); }
 
+FEWBIT_HOT_INLINE uint16_t narrowed(float x) {
+  const uint32_t u = std::bit_cast<uint32_t>(x);
+  const uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+  // All ones where u is a NaN: then the rounding, which could carry into the exponent, is left out.
+  const uint32_t nan = 0u - static_cast<uint32_t>((u & 0x7fffffffu) > 0x7f800000u);
+  return static_cast<uint16_t>((rounded & ~nan) | (((u >> 16) | 0x40u) & nan));
+}
+
 // Sixteen lanes. An array of 64 floats, of which the rest of a row takes some, would lie in memory.
 using Sixteen = float __attribute__((vector_size(64)));
 FEWBIT_HOT_INLINE Sixteen sixteen_at(const float* x) {
@@ -106,13 +114,16 @@ FEWBIT_HOT void widen(const bf16* x, float* y, int64_t n) {
 }
 
 FEWBIT_HOT void narrow(const float* x, bf16* y, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) {
-    const uint32_t u = std::bit_cast<uint32_t>(x[i]);
-    const uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
-    // All ones where u is a NaN: then the rounding, which could carry into the exponent, is left out.
-    const uint32_t nan = 0u - static_cast<uint32_t>((u & 0x7fffffffu) > 0x7f800000u);
-    y[i].bits = static_cast<uint16_t>((rounded & ~nan) | (((u >> 16) | 0x40u) & nan));
-  }
+  for (int64_t i = 0; i < n; ++i) y[i].bits = narrowed(x[i]);
+}
+
+FEWBIT_HOT void narrow_rows(const float* x, int64_t x_ld, bf16* y, int64_t y_ld, int64_t rows, int64_t n) {
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t i = 0; i < n; ++i) y[r * y_ld + i].bits = narrowed(x[r * x_ld + i]);
+}
+
+void narrow_rows(const float* x, int64_t x_ld, float* y, int64_t y_ld, int64_t rows, int64_t n) {
+  for (int64_t r = 0; r < rows; ++r) narrow(x + r * x_ld, y + r * y_ld, n);
 }
 
 void widen(const float* x, float* y, int64_t n) { std::memmove(y, x, static_cast<size_t>(n) * sizeof(float)); }

@@ -13,6 +13,9 @@ void widen(const bf16* x, float* y, int64_t n);
 void narrow(const float* x, bf16* y, int64_t n);
 void widen(const float* x, float* y, int64_t n);
 void narrow(const float* x, float* y, int64_t n);
+// narrow() of many short rows, x_ld and y_ld elements apart, in one call.
+void narrow_rows(const float* x, int64_t x_ld, bf16* y, int64_t y_ld, int64_t rows, int64_t n);
+void narrow_rows(const float* x, int64_t x_ld, float* y, int64_t y_ld, int64_t rows, int64_t n);
 
 // The sum of a[i] * b[i], in f32.
 float dot(const float* a, const float* b, int64_t n);

@@ -12,20 +12,32 @@ namespace {
 
 constexpr int64_t kTileFloats = int64_t{1} << 20;  // of x and of W in a tile, at most: 4 MiB each
 
+float bias_at(ConstTensorView bias, int64_t i) {
+  return bias.dtype == DType::f32 ? bias.as<float>()[i] : static_cast<float>(bias.as<bf16>()[i]);
+}
+
 }  // namespace
 
 void store_row(const float* sums, ConstTensorView bias, int64_t begin, int64_t end, TensorView y, int64_t row) {
   const int64_t n = end - begin;
-  const auto bias_at = [&](int64_t i) {
-    return bias.dtype == DType::f32 ? bias.as<float>()[begin + i] : static_cast<float>(bias.as<bf16>()[begin + i]);
-  };
   for_float_type(y.dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     T* out = y.as<T>() + row * y.cols() + begin;
     if (!bias.data)
       narrow(sums, out, n);
     else
-      for (int64_t i = 0; i < n; ++i) out[i] = sums[i] + bias_at(i);
+      for (int64_t i = 0; i < n; ++i) out[i] = sums[i] + bias_at(bias, begin + i);
+  });
+}
+
+void store_rows(float* sums, int64_t ld, int64_t rows, ConstTensorView bias, int64_t begin, int64_t end, TensorView y,
+                int64_t row) {
+  const int64_t n = end - begin;
+  for (int64_t r = 0; bias.data && r < rows; ++r)
+    for (int64_t i = 0; i < n; ++i) sums[r * ld + i] += bias_at(bias, begin + i);
+  for_float_type(y.dtype, [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    narrow_rows(sums, ld, y.as<T>() + row * y.cols() + begin, y.cols(), rows, n);
   });
 }
 

@@ -20,6 +20,9 @@ using WeightRows = std::function<const float*(int64_t begin, int64_t end, float*
 void tiled_product(ConstTensorView x, int64_t out, const WeightRows& weight, ConstTensorView bias, TensorView y);
 // Values [begin, end) of row `row` of y from their sums: adds the bias (widened to f32) and rounds once.
 void store_row(const float* sums, ConstTensorView bias, int64_t begin, int64_t end, TensorView y, int64_t row);
+// The same of rows [row, row + rows) of y, whose sums are `ld` apart and get the bias where they lie.
+void store_rows(float* sums, int64_t ld, int64_t rows, ConstTensorView bias, int64_t begin, int64_t end, TensorView y,
+                int64_t row);
 
 inline constexpr int64_t kRowsByOutputs = 8;  // rows of x that product_by_outputs() takes, at most
 // Bytes of the weight that a thread takes at once. At the start of each such range nothing has been prefetched yet, so

@@ -2,6 +2,7 @@
 // x is eight columns of a row, four times. So a sum has four lanes an output: few enough that a group's scale and the
 // last additions cost little, and rows of codes become quads by few shuffles.
 #include <algorithm>
+#include <vector>
 
 #include "kernels/cpu/cpu_rows.h"
 #include "kernels/cpu/quad_loops.h"
@@ -17,7 +18,18 @@ constexpr int64_t kXRows = 6;                      // rows of x in a block: 6 x 
 constexpr int64_t kQuads = kPanelOuts / 4;         // of a panel
 constexpr int64_t kPanels = 2;                     // of a unit of work: a cache line of y in bf16
 constexpr int64_t kStripRows = 252;                // of x in a unit, at most: enough that making a panel costs little
+constexpr int64_t kFirstRows = 4;                  // of x beside which the panel of a dense weight is made
 constexpr int64_t kPieceBytes = int64_t{1} << 17;  // of a weight that a thread takes at once for few rows
+
+// Rows of x that a unit takes, and those of its tiles: where so many are left a dense weight's first has kFirstRows.
+int64_t strip_rows(int64_t rows) {
+  const int64_t strips = (rows + kStripRows - 1) / kStripRows;
+  return ((rows + strips - 1) / strips + kXRows - 1) / kXRows * kXRows;
+}
+bool makes_panel(const TileWeight& w, int64_t done, int64_t left) { return w.dense && done == 0 && left >= kFirstRows; }
+int64_t tile_rows(const TileWeight& w, int64_t done, int64_t left) {
+  return makes_panel(w, done, left) ? kFirstRows : std::min(kXRows, left);
+}
 
 class DenseQuad : QuadRows {
  public:
@@ -98,6 +110,12 @@ struct NextLines {
   }
 };
 
+// The sums of a row with the quads of a panel, in the order of the outputs.
+FEWBIT_QUAD_INLINE __m512 by_outputs(const __m512* s) {
+  const __m512i by_output = _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0);
+  return _mm512_permutexvar_ps(by_output, sums_of(s[0], s[1], s[2], s[3]));
+}
+
 // kRows rows of x with a panel: the sums of each row, in the order of the outputs.
 template <int kRows, bool kGroups>
 FEWBIT_QUAD_TARGET void multiply(const Panel& w, const uint16_t* x, NextLines& next, __m512* to) {
@@ -125,11 +143,43 @@ FEWBIT_QUAD_TARGET void multiply(const Panel& w, const uint16_t* x, NextLines& n
         for (int64_t r = 0; r < kRows; ++r) total[r][q] = _mm512_fmadd_ps(sum[r][q], scale, total[r][q]);
       }
   }
-  const __m512i by_output = _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0);
-  for (int64_t r = 0; r < kRows; ++r) {
-    const __m512* s = kGroups ? total[r] : sum[r];
-    to[r] = _mm512_permutexvar_ps(by_output, sums_of(s[0], s[1], s[2], s[3]));
+  for (int64_t r = 0; r < kRows; ++r) to[r] = by_outputs(kGroups ? total[r] : sum[r]);
+}
+
+// Makes a panel of a dense weight and multiplies it with kFirstRows rows of x on the way: shuffles and stores go beside
+// their products, where a panel that is made alone takes a third of the time of sixteen rows.
+FEWBIT_QUAD_TARGET void make_and_multiply(const TileWeight& w, int64_t o, const uint16_t* x, NextLines& next,
+                                          uint16_t* levels, __m512* to) {
+  constexpr int kPairs = 2;  // of quads, for each of which x is loaded once
+  const int64_t bytes = 2 * w.in;
+  const auto* row = reinterpret_cast<const uint8_t*>(w.dense + o * w.in);
+  __m512 sum[kFirstRows][kQuads];
+  for (auto& of_row : sum)
+    for (__m512& s : of_row) s = _mm512_setzero_ps();
+  for (int64_t c = 0; c < w.in; c += kTileCols, row += 2 * kTileCols, x += kFirstRows * kTileCols) {
+#pragma GCC unroll 2
+    for (int p = 0; p < kPairs; ++p) {
+      __m512i level[2][4];
+      for (int i = 0; i < 2; ++i) {
+        const uint8_t* four = row + 4 * (2 * p + i) * bytes;
+        const __m512i r[4] = {_mm512_loadu_si512(four), _mm512_loadu_si512(four + bytes),
+                              _mm512_loadu_si512(four + 2 * bytes), _mm512_loadu_si512(four + 3 * bytes)};
+        by_quarters(r, level[i]);
+      }
+#pragma GCC unroll 4
+      for (int64_t j = 0; j < 4; ++j) {
+        if (p == 0) next.ask();
+        for (int i = 0; i < 2; ++i) _mm512_store_si512(levels + ((c / 8 + j) * kQuads + 2 * p + i) * 32, level[i][j]);
+        for (int64_t r = 0; r < kFirstRows; ++r) {
+          const __m128i some = _mm_loadu_si128(reinterpret_cast<const __m128i*>(x + (j * kFirstRows + r) * 8));
+          const auto value = (__m512bh)_mm512_broadcast_i32x4(some);
+          for (int i = 0; i < 2; ++i)
+            sum[r][2 * p + i] = _mm512_dpbf16_ps(sum[r][2 * p + i], (__m512bh)level[i][j], value);
+        }
+      }
+    }
   }
+  for (int64_t r = 0; r < kFirstRows; ++r) to[r] = by_outputs(sum[r]);
 }
 
 using Multiply = void (*)(const Panel&, const uint16_t*, NextLines&, __m512*);
@@ -163,8 +213,7 @@ NextLines lines_behind(const TileWeight& w, int64_t o, int64_t rows) {
 void many_rows(const TileWeight& w, const QuadLoops& loops, const uint16_t* x, int64_t rows, const Output& to) {
   const bool groups = w.scales && w.group < w.in;
   const int64_t per_unit = kPanels * kPanelOuts, units = (w.out + per_unit - 1) / per_unit;
-  const int64_t strips = (rows + kStripRows - 1) / kStripRows;
-  const int64_t strip = ((rows + strips - 1) / strips + kXRows - 1) / kXRows * kXRows;
+  const int64_t strip = strip_rows(rows), strips = (rows + strip - 1) / strip;
   const int64_t level_floats = kPanelOuts * w.in / 2, segments = groups ? (w.in + w.group - 1) / w.group : 0;
   parallel_for(strips * units, 1, [&](int64_t unit, int64_t) FEWBIT_QUAD_TARGET {
     uint16_t* levels = aligned(scratch(Scratch::w, level_floats + segments * kQuads * 16 + 16));
@@ -174,13 +223,18 @@ void many_rows(const TileWeight& w, const QuadLoops& loops, const uint16_t* x, i
     for (int64_t p = 0; p < kPanels; ++p) {
       const int64_t o = unit % units * per_unit + p * kPanelOuts, count = std::min(kPanelOuts, w.out - o);
       if (count <= 0) break;
-      loops.panel(o, levels, scales);
-      written();
       NextLines next = lines_behind(w, o + kPanelOuts, end - first);
-      for (int64_t r = first; r < end; r += kXRows) {
-        const int64_t n = std::min(kXRows, end - r);
+      const bool made = count == kPanelOuts && makes_panel(w, 0, end - first);
+      if (!made) loops.panel(o, levels, scales);
+      written();
+      for (int64_t r = first, n = 0; r < end; r += n) {
+        n = tile_rows(w, r - first, end - r);
         __m512 sums[kXRows];
-        (groups ? kMultiply<true> : kMultiply<false>)[n - 1](panel, x + r * w.in, next, sums);
+        if (made && r == first)
+          make_and_multiply(w, o, x + r * w.in, next, levels, sums);
+        else
+          (groups ? kMultiply<true> : kMultiply<false>)[n - 1](panel, x + r * w.in, next, sums);
+        written();
         for (int64_t i = 0; i < n; ++i) store(to, sums[i], r + i, o, count);
       }
     }
@@ -191,11 +245,16 @@ void many_rows(const TileWeight& w, const QuadLoops& loops, const uint16_t* x, i
 
 void avx512_product(ConstTensorView x, const TileWeight& w, const float* row_scales, ConstTensorView bias,
                     TensorView y) {
-  const int64_t rows = x.rows(), block = rows <= kQuadInputs ? rows : kXRows, blocks = (rows + block - 1) / block;
+  const int64_t rows = x.rows(), strip = rows <= kQuadInputs ? rows : strip_rows(rows);
+  std::vector<int64_t> tiles;  // their first rows
+  for (int64_t r = 0; r < rows;
+       r += rows <= kQuadInputs ? rows : tile_rows(w, r % strip, std::min(strip - r % strip, rows - r)))
+    tiles.push_back(r);
+  tiles.push_back(rows);
   uint16_t* packed = aligned(scratch(Scratch::x, rows * w.in / 2 + 16));
-  parallel_for(blocks, 4, [&](int64_t begin, int64_t end) {
-    for (int64_t b = begin; b < end; ++b)
-      pack_rows(x, w.order, b * block, std::min(block, rows - b * block), packed + b * block * w.in);
+  parallel_for(static_cast<int64_t>(tiles.size()) - 1, 4, [&](int64_t begin, int64_t end) {
+    for (auto t = static_cast<size_t>(begin); t < static_cast<size_t>(end); ++t)
+      pack_rows(x, w.order, tiles[t], tiles[t + 1] - tiles[t], packed + tiles[t] * w.in);
   });
   written();
   const QuadLoops dense =

@@ -12,7 +12,8 @@ std::unique_ptr<PeerMemory> memory_of_two(const Ranks& ranks, Exec& ex, int64_t 
     if (!true_for_all(ranks, text_of_root(ranks, host_name(), r) == host_name()))
       return *why = "the ranks are on several machines", nullptr;
   std::unique_ptr<PeerMemory> memory = make_peer_memory(ex, bytes, why);
-  if (true_for_all(ranks, memory != nullptr)) {
+  // Asked again behind the ranks' answer: in a build without CUDA a compiler sees that there is never any memory.
+  if (true_for_all(ranks, memory != nullptr) && memory) {
     const PeerHandle mine = memory->handle(), of_first = value_of_root(ranks, mine, 0),
                      of_second = value_of_root(ranks, mine, 1);
     if (true_for_all(ranks, memory->open(ranks.rank() == 0 ? of_second : of_first, why))) return memory;

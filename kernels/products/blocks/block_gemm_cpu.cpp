@@ -58,7 +58,7 @@ struct Product {
   void store(float* sums, int64_t strip, int64_t row, int64_t rows) const {
     const int64_t o = strip * kStripOuts, end = std::min(w.out, o + kStripOuts);
     for (int64_t i = 0; row_scales && i < rows * kStripOuts; ++i) sums[i] *= row_scales[row + i / kStripOuts];
-    for (int64_t r = 0; r < rows; ++r) store_row(sums + r * kStripOuts, bias, o, end, y, row + r);
+    store_rows(sums, kStripOuts, rows, bias, o, end, y, row);
   }
 };
 

@@ -16,8 +16,11 @@ const char* refuses_int8(const BlockForm&);
 // Numerics: over each group of a weight's columns, 32 at most, products of levels and codes are summed in integers,
 // exactly. That sum in f32 times (the group's scale · x's scale, rounded to f32) is added to the output's by a fused
 // multiply-add, then the minimum times (x's scale · the sum of the codes, rounded) by another one, in the order of the
-// columns; the bias last, then y is rounded once. So the bits of a row of y depend on that row of x and on the weight
-// alone: not on rows beside it, threads, or the loops that ran. A NaN or an infinity in x makes its row of y NaN.
+// columns. Where the weight's scales are wide (packed integers) the sums of a block, 32 columns at a time, are added up
+// with x's scales alone, by fused multiply-adds, and that times the block's scale is added to the output's; the minimum
+// then meets the same sum of x. The bias comes last, then y is rounded once. So the bits of a row of y depend on that
+// row of x and on the weight alone: not on rows beside it, threads, or the loops that ran. A NaN or an infinity in x
+// makes its row of y NaN.
 // Errors: shapes, dtypes or forms other than these stop the process (FEWBIT_ASSERT).
 void block_int8_gemm(Exec&, ConstTensorView x, const BlockView& w, ConstTensorView bias, TensorView y);
 

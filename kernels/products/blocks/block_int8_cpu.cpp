@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <vector>
 
 #include "kernels/cpu/cpu_rows.h"
 #include "kernels/cpu/cpu_tiles.h"
@@ -42,6 +43,21 @@ FEWBIT_HOT void add_whole_group(const int32_t* levels, const int8_t* codes, int6
     total[l] = std::fma(static_cast<float>(sum[l]), mul_rn(scale[l], of_x), total[l]);
 }
 
+// The same of a group whose scale comes later: block[lane] = fma(sum, of_x, block[lane])
+FEWBIT_HOT void add_to_block(const int32_t* levels, const int8_t* codes, float of_x, float* block) {
+  int32_t sum[kLanes] = {};
+  for (int64_t i = 0; i < kChunkCols; ++i)
+    for (int64_t l = 0; l < kLanes; ++l) sum[l] += levels[i * kLanes + l] * codes[i];
+  for (int64_t l = 0; l < kLanes; ++l) block[l] = std::fma(static_cast<float>(sum[l]), of_x, block[l]);
+}
+
+FEWBIT_HOT void add_block(float* block, const float* scale, float* total) {
+  for (int64_t l = 0; l < kLanes; ++l) {
+    total[l] = std::fma(block[l], scale[l], total[l]);
+    block[l] = 0;
+  }
+}
+
 FEWBIT_HOT void add_scaled_minima(const float* minima, float sum, float* total) {
   for (int64_t l = 0; l < kLanes; ++l) total[l] = std::fma(minima[l], sum, total[l]);
 }
@@ -50,73 +66,103 @@ FEWBIT_HOT void add_scaled_minima(const float* minima, float sum, float* total) 
 
 namespace {
 
-constexpr int64_t kRowsAtATime = 256;  // of a prompt, whose sums with a strip are kept
+constexpr int64_t kRowsAtATime = 256;   // of a prompt, whose sums with a strip are kept
+constexpr int64_t kCodesAtOnce = 8192;  // of x: the least work of a thread
 
-// The codes of x: in the order of the columns, and as the loops of a form read them.
-struct Codes {
-  Tensor natural, low, high;  // i8 [rows, in]; one of natural and low
-  Tensor scales, sums, scaled;
-  CodedRows rows;
+// How the codes of x lie for the loops that read them.
+struct CodeOrder {
+  PlaneOrder low{}, high{};
+  int of_high = 0;  // bits of the second plane
+  int offset = 0;   // of a level to the code that the loop multiplies
+  bool tiles = false;
 
-  Codes(ConstTensorView x, const BlockForm& f, bool plain) {
-    const int64_t n = x.rows(), in = x.cols(), groups = in / f.group;
-    const int of_low = f.bits == 8 ? 8 : f.bits >= 4 ? 4 : 2, of_high = f.bits - of_low;
-    scales = Tensor::host(DType::f32, {n, in / kChunkCols});
-    sums = Tensor::host(DType::i32, {n, groups});
-    if (f.minima) scaled = Tensor::host(DType::f32, {n, groups});
-    (plain ? natural : low) = Tensor::host(DType::i8, {n, in});
-    if (!plain && of_high) high = Tensor::host(DType::i8, {n, in});
-    std::array<std::array<uint8_t, kChunkCols>, 2> order{};
-    for (int i = 0; i < kChunkCols; ++i) {
-      order[0][static_cast<size_t>(i)] = static_cast<uint8_t>(plain ? i : plane_order(of_low, i));
-      order[1][static_cast<size_t>(i)] = static_cast<uint8_t>(of_high ? plane_order(of_high, i) : i);
+  CodeOrder(const BlockForm& f, Int8Loops loops) : tiles(loops == Int8Loops::avx512) {
+    const bool plain = loops == Int8Loops::plain;
+    const int of_low = f.bits == 8 ? 8 : f.bits >= 4 ? 4 : 2;
+    of_high = plain ? 0 : f.bits - of_low;
+    if (!plain) offset = f.bits < 8 ? static_cast<int>(f.levels[0]) : tiles ? -128 : 0;
+    for (size_t i = 0; i < low.size(); ++i) {
+      low[i] = static_cast<uint8_t>(plain ? i : static_cast<size_t>(plane_order(of_low, static_cast<int>(i))));
+      high[i] = static_cast<uint8_t>(of_high ? plane_order(of_high, static_cast<int>(i)) : 0);
     }
-    int8_t* const to[2] = {(plain ? natural : low).as<int8_t>(), high.empty() ? nullptr : high.as<int8_t>()};
-    const int64_t parts = in / kChunkCols;
-    parallel_for(n * parts, 1 << 9, [&](int64_t begin, int64_t end) {
-      for (int64_t at = begin; at < end; ++at) {
-        alignas(64) float values[kChunkCols];
-        alignas(64) int8_t codes[kChunkCols];
-        widen(x.as<bf16>() + at * kChunkCols, values, kChunkCols);
-        hot::int8_part(values, scales.as<float>() + at, codes);
-        for (size_t p = 0; p < 2; ++p)
-          for (size_t i = 0; to[p] && i < kChunkCols; ++i)
-            to[p][at * kChunkCols + static_cast<int64_t>(i)] = codes[order[p][i]];
-        for (int64_t i = 0, g = at * kChunkCols / f.group; i < kChunkCols; i += f.group, ++g) {
-          int32_t sum = 0;
-          for (int64_t c = i; c < i + f.group; ++c) sum += codes[c];
-          sums.as<int32_t>()[g] = sum;
-          if (f.minima) scaled.as<float>()[g] = mul_rn(scales.as<float>()[at], static_cast<float>(sum));
-        }
-      }
-    });
-    rows = {.rows = n,
-            .in = in,
-            .group = f.group,
-            .low = to[0],
-            .high = to[1],
-            .scales = scales.as<float>(),
-            .sums = sums.as<int32_t>(),
-            .scaled = f.minima ? scaled.as<float>() : nullptr};
   }
-  // Rows [first, first + count).
-  CodedRows part(int64_t first, int64_t count) const {
-    CodedRows p = rows;
-    p.rows = count;
-    p.low += first * p.in;
-    if (p.high) p.high += first * p.in;
-    p.scales += first * (p.in / kChunkCols);
-    p.sums += first * (p.in / p.group);
-    if (p.scaled) p.scaled += first * (p.in / p.group);
-    return p;
+  // Rows of the tile in which row r stands, and its first one.
+  std::array<int64_t, 2> tile_of(int64_t r, int64_t rows) const {
+    if (!tiles) return {1, r};
+    const int64_t whole = rows / kInt8Tile * kInt8Tile;
+    if (r < whole) return {kInt8Tile, r / kInt8Tile * kInt8Tile};
+    for (int64_t first = whole, count = 0;; first += count)
+      if (count = int8_tile(rows - first); r < first + count) return {count, first};
+  }
+  // Codes of 32 columns, in order.
+  CodedPart code(const bf16* x, int8_t* to_low, int8_t* to_high) const {
+    if (tiles) return code_part(x, low, to_low, high, to_high);
+    CodedPart part;
+    alignas(64) float values[kChunkCols];
+    alignas(64) int8_t codes[kChunkCols];
+    widen(x, values, kChunkCols);
+    hot::int8_part(values, &part.scale, codes);
+    for (size_t i = 0; i < kChunkCols; ++i) {
+      to_low[i] = codes[low[i]];
+      if (to_high) to_high[i] = codes[high[i]];
+      part.sums[i / kLanes] += codes[i];
+    }
+    return part;
   }
 };
+
+// Makes the codes of x, in scratch memory of this thread; others only read it.
+CodedRows coded(ConstTensorView x, const BlockForm& f, Int8Loops loops) {
+  const CodeOrder order(f, loops);
+  const int64_t n = x.rows(), in = x.cols(), span = int8_span(f), parts = in / kChunkCols,
+                of_part = kChunkCols / f.group;
+  const int64_t of_codes = (n * in + 3) / 4, groups = parts * of_part, spans = in / span;
+  float* room = scratch(Scratch::x, of_codes * (order.of_high ? 2 : 1) + n * (parts + groups + spans));
+  auto* low = reinterpret_cast<int8_t*>(room);
+  auto* high = order.of_high ? reinterpret_cast<int8_t*>(room += of_codes) : nullptr;
+  float* scales = room + of_codes;
+  auto* starts = reinterpret_cast<int32_t*>(scales + n * parts);
+  float* scaled = f.minima ? scales + n * (parts + groups) : nullptr;
+  const int64_t unit = std::max(span, kChunkCols), units = in / unit;  // a minimum's columns by one thread
+  parallel_for(n * units, std::max<int64_t>(1, kCodesAtOnce / unit), [&](int64_t begin, int64_t end) {
+    for (int64_t at = begin * unit; at < end * unit; at += kChunkCols) {
+      const int64_t r = at / in, c = at % in / kChunkCols;
+      const auto [count, first] = order.tile_of(r, n);
+      // Of item i of `each` in a row.
+      const auto place = [&, count = count, first = first](int64_t i, int64_t each) {
+        return first * each + i * count + r - first;
+      };
+      const int64_t to = place(c, parts) * kChunkCols;
+      const CodedPart part = order.code(x.as<bf16>() + at, low + to, high ? high + to : nullptr);
+      scales[place(c, parts)] = part.scale;
+      for (int64_t i = 0; i < of_part; ++i) {
+        const int32_t sum = of_part == 2 ? part.sums[static_cast<size_t>(i)] : part.sums[0] + part.sums[1];
+        starts[place(c * of_part + i, groups)] = order.offset * sum;
+        if (!scaled) continue;
+        float& of_span = scaled[place((c * kChunkCols + i * f.group) / span, spans)];
+        const float product = mul_rn(part.scale, static_cast<float>(sum));
+        of_span = span > kChunkCols && c * kChunkCols % span != 0 ? of_span + product : product;
+      }
+    }
+  });
+  return {.rows = n,
+          .in = in,
+          .group = f.group,
+          .span = span,
+          .low = low,
+          .high = high,
+          .scales = scales,
+          .starts = starts,
+          .scaled = scaled};
+}
 
 // All rows, 32 columns of a half at a time; x in the order of its columns. The readable truth.
 void plain_strip(const Int8Strip& w, const CodedRows& x, float* totals) {
   const BlockForm& f = w.form;
-  const int64_t groups = x.in / f.group;
+  const bool wide = f.scale == BlockScale::wide;
+  const int64_t spans = x.in / x.span;
   std::fill_n(totals, x.rows * kStripOuts, 0.f);
+  std::vector<float> blocks(static_cast<size_t>(x.rows * kStripOuts), 0.f);
   std::array<float, kChunkCols * kLanes> values;
   std::array<int32_t, kChunkCols * kLanes> levels;
   const uint8_t* first = w.bytes + f.heads_bytes(x.in);
@@ -125,15 +171,36 @@ void plain_strip(const Int8Strip& w, const CodedRows& x, float* totals) {
     const uint8_t* codes = first + c / kChunkCols * f.chunk_bytes() + half * kLineBytes;
     chunk_levels(f, codes, values.data());
     for (size_t i = 0; i < levels.size(); ++i) levels[i] = static_cast<int32_t>(values[i]);
-    for (int64_t r = 0; r < x.rows; ++r)
+    for (int64_t r = 0; r < x.rows; ++r) {
+      const int64_t to = r * kStripOuts + half * kLanes;
+      const float of_x = x.scales[r * (x.in / kChunkCols) + c / kChunkCols];
       for (int64_t i = 0; i < kChunkCols; i += f.group) {
-        const int64_t g = (c + i) / f.group, scale = (half * groups + g) * kLanes;
-        float* total = totals + r * kStripOuts + half * kLanes;
-        hot::add_whole_group(levels.data() + i * kLanes, x.low + r * x.in + c + i, f.group, w.scales + scale,
-                             x.scales[r * (x.in / kChunkCols) + c / kChunkCols], total);
-        if (f.minima) hot::add_scaled_minima(w.minima + scale, x.scaled[r * groups + g], total);
+        const int64_t g = (c + i) / x.span, scale = (half * spans + g) * w.step;
+        const int8_t* of_row = x.low + r * x.in + c + i;
+        if (wide) {
+          hot::add_to_block(levels.data(), of_row, of_x, blocks.data() + to);
+          if ((c + kChunkCols) % x.span != 0) continue;  // the block goes on
+          hot::add_block(blocks.data() + to, w.scales + scale, totals + to);
+        } else {
+          hot::add_whole_group(levels.data() + i * kLanes, of_row, f.group, w.scales + scale, of_x, totals + to);
+        }
+        if (f.minima) hot::add_scaled_minima(w.minima + scale, x.scaled[r * spans + g], totals + to);
       }
+    }
   }
+}
+
+// A strip with its scales: where they lie if they are wide, else in `room`.
+Int8Strip strip_of(const BlockView& w, int64_t s, bool plain, float* room) {
+  const BlockForm& f = *w.form;
+  const uint8_t* bytes = w.strip(s);
+  if (f.scale == BlockScale::wide) {
+    const auto* heads = reinterpret_cast<const float*>(bytes);
+    return {.form = f, .bytes = bytes, .scales = heads, .minima = heads + kLanes, .step = (f.minima ? 2 : 1) * kLanes};
+  }
+  float* minima = room + w.in / f.group * kStripOuts;
+  (plain ? strip_scales : fast_scales())(f, w.in, bytes, room, minima);
+  return {.form = f, .bytes = bytes, .scales = room, .minima = minima};
 }
 
 }  // namespace
@@ -163,21 +230,20 @@ void block_int8_gemm(Exec&, ConstTensorView x, const BlockView& w, ConstTensorVi
   FEWBIT_ASSERT(*refuses_int8(f) == 0 && loops <= int8_loops());
   const bool plain = loops == Int8Loops::plain;
   const auto multiply = plain ? plain_strip : loops == Int8Loops::avx2 ? wide_int8_dots : int8_dots;
-  const auto make_scales = plain ? strip_scales : fast_scales();
-  const Codes codes(x, f, plain);
+  const CodedRows codes = coded(x, f, loops);
   const int64_t grain = std::max<int64_t>(1, rows > kRowsByOutputs ? 1 : kBytesAtOnce / w.strips.cols());
   parallel_for(strips, grain, [&](int64_t begin, int64_t end) {
     float* room = scratch(Scratch::w, 2 * each + 16);
     float* scales = room + (64 - reinterpret_cast<uintptr_t>(room) % 64) % 64 / sizeof(float);
     float* sums = scratch(Scratch::y, std::min(rows, kRowsAtATime) * kStripOuts);
     for (int64_t s = begin; s < end; ++s) {
-      const Int8Strip strip{.form = f, .bytes = w.strip(s), .scales = scales, .minima = scales + each};
-      make_scales(f, in, strip.bytes, scales, scales + each);
+      const Int8Strip strip = strip_of(w, s, plain, scales);
       const int64_t o = s * kStripOuts, past = std::min(w.out, o + kStripOuts);
       for (int64_t first = 0; first < rows; first += kRowsAtATime) {
-        const CodedRows part = codes.part(first, std::min(kRowsAtATime, rows - first));
+        CodedRows part = codes.from(first);
+        part.rows = std::min(kRowsAtATime, rows - first);
         multiply(strip, part, sums);
-        for (int64_t r = 0; r < part.rows; ++r) store_row(sums + r * kStripOuts, bias, o, past, y, first + r);
+        store_rows(sums, kStripOuts, part.rows, bias, o, past, y, first);
       }
     }
   });

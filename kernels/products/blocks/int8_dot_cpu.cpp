@@ -3,8 +3,10 @@
 #include "kernels/products/blocks/int8_dot.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "kernels/cpu/x86_loops.h"
+#include "kernels/grids/row_grid.h"
 #include "src/core/error.h"
 
 namespace fewbit::cpu {
@@ -23,8 +25,7 @@ namespace {
 
 // How far ahead codes are asked for, into the second cache: the processor's own reading ahead ends with a page, and a
 // strip's scales lie behind the codes of the strip before it.
-constexpr int64_t kAheadBytes = 8192;
-constexpr int kWords = 8;  // of four codes of x, in 32 columns
+constexpr int64_t kAheadBytes = 16384;
 
 // Codes of a plane of kBits bits, less what stands above them: word k of 32 columns.
 template <int kBits>
@@ -64,78 +65,152 @@ FEWBIT_INT8_INLINE __m512i four_of(const int8_t* x, int word) {
   return _mm512_set1_epi32(four);
 }
 
-// kRows rows of x from `first` on with both halves of a strip.
-template <int kBits, int kGroup, int kRows, bool kMinima>
-FEWBIT_INT8_TARGET void dots_of(const Int8Strip& w, const CodedRows& x, int64_t first, float* sums) {
-  constexpr int kLow = kLowBits<kBits>, kHigh = kBits - kLow, kParts = kChunkCols / kGroup, kOfPart = kWords / kParts;
+// Chunks of 32 columns that every tile of rows takes in turn, so that codes come out of the first cache for all but
+// the first: whole blocks of wide scales.
+constexpr int64_t kChunksAtOnce = 32;
+
+// kRows rows of 32 columns of x with the words of a plane in a group of kGroup columns, the part'th of the 32.
+template <int kRows>
+using Sums = __m512i[kRows][2];
+template <int kGroup, int kRows, class Word>
+FEWBIT_INT8_INLINE void add_plane(const int8_t* x, int part, const Word& word, Sums<kRows>& sum) {
+  constexpr int kOfPart = kGroup / 4;
+#pragma GCC unroll 8
+  for (int k = part * kOfPart; k < (part + 1) * kOfPart; ++k) {
+    const __m512i a = word(k, 0), b = word(k, kLineBytes);
+    for (int r = 0; r < kRows; ++r) {
+      const __m512i four = four_of(x + r * kChunkCols, k);
+      sum[r][0] = _mm512_dpbusd_epi32(sum[r][0], a, four);
+      sum[r][1] = _mm512_dpbusd_epi32(sum[r][1], b, four);
+    }
+  }
+}
+
+// The sums of such a group, all planes; `chunk` numbers the 32 columns.
+template <int kBits, int kGroup, int kRows>
+FEWBIT_INT8_INLINE void add_group(const uint8_t* codes, const CodedRows& x, int64_t chunk, int part, Sums<kRows>& sum) {
+  constexpr int kLow = kLowBits<kBits>, kHigh = kBits - kLow;
+  const int64_t at = chunk * kRows * kChunkCols;
+  add_plane<kGroup, kRows>(
+      x.low + at, part, [&](int k, int64_t half) FEWBIT_INT8_TARGET { return low_word<kBits>(codes + half, k); }, sum);
+  if constexpr (kHigh > 0) {
+    Sums<kRows> upper;
+    for (auto& of_row : upper) of_row[0] = of_row[1] = _mm512_setzero_si512();
+    const uint8_t* lines = codes + kNextLine * kLow;
+    add_plane<kGroup, kRows>(
+        x.high + at, part, [&](int k, int64_t half) FEWBIT_INT8_TARGET { return plane_word<kHigh>(lines + half, k); },
+        upper);
+    for (int r = 0; r < kRows; ++r)
+      for (int i = 0; i < 2; ++i) sum[r][i] = _mm512_add_epi32(sum[r][i], _mm512_slli_epi32(upper[r][i], kLow));
+  }
+}
+
+// The scales and minima of span g.
+template <int kRows, bool kMinima>
+struct TileScales {
+  const Int8Strip& w;
+  const CodedRows& x;
+  int64_t of_half;
+
+  FEWBIT_INT8_INLINE __m512 scale(int64_t g, int half) const {
+    return _mm512_loadu_ps(w.scales + half * of_half + g * w.step);
+  }
+  FEWBIT_INT8_INLINE void add_minima(int64_t g, int half, __m512 (&total)[kRows][2]) const {
+    if constexpr (kMinima) {
+      const __m512 minima = _mm512_loadu_ps(w.minima + half * of_half + g * w.step);
+      for (int r = 0; r < kRows; ++r)
+        total[r][half] = _mm512_fmadd_ps(minima, _mm512_set1_ps(x.scaled[g * kRows + r]), total[r][half]);
+    }
+  }
+};
+
+// A tile of kRows rows of x with chunks [begin, end) of a strip: on from the sums that are there, from none at first.
+template <int kBits, int kGroup, int kRows, bool kMinima, bool kWide>
+FEWBIT_INT8_TARGET void dots_of(const Int8Strip& w, const CodedRows& x, int64_t begin, int64_t end, float* sums) {
+  constexpr int kParts = kChunkCols / kGroup;
   constexpr int64_t kChunk = kNextLine * kBits;
-  const int64_t groups = x.in / kGroup, of_half = groups * kLanes;
-  const int offset = kBits == 8 ? -128 : static_cast<int>(w.form.levels[0]);  // of a level to its code
-  const uint8_t* codes = w.bytes + w.form.heads_bytes(x.in);
-  const float *scales = w.scales, *minima = w.minima;
-  __m512 total[kRows][2];
-  for (auto& of_row : total) of_row[0] = of_row[1] = _mm512_setzero_ps();
-  for (int64_t c = 0; c < x.in / kChunkCols; ++c, codes += kChunk) {
+  const int64_t per_block = x.span / kChunkCols;
+  const TileScales<kRows, kMinima> scales{w, x, x.in / x.span * w.step};
+  const uint8_t* codes = w.bytes + w.form.heads_bytes(x.in) + begin * kChunk;
+  int64_t g = kWide ? begin / per_block : begin * kParts, left = per_block;  // chunks of the block
+  const int32_t* starts = x.starts + begin * kParts * kRows;
+  __m512 total[kRows][2], block[kRows][2];
+  for (int r = 0; r < kRows; ++r)
+    for (int i = 0; i < 2; ++i) {
+      total[r][i] = begin == 0 ? _mm512_setzero_ps() : _mm512_loadu_ps(sums + (r * 2 + i) * kLanes);
+      block[r][i] = _mm512_setzero_ps();
+    }
+  for (int64_t c = begin; c < end; ++c, codes += kChunk) {
+    const float* of_x = x.scales + c * kRows;
     for (int line = 0; line < 2 * kBits; ++line)
       _mm_prefetch(reinterpret_cast<const char*>(codes) + kAheadBytes + kLineBytes * line, _MM_HINT_T1);
 #pragma GCC unroll 2
-    for (int part = 0; part < kParts; ++part, scales += kLanes, minima += kMinima ? kLanes : 0) {
-      const int64_t g = c * kParts + part;
-      __m512i sum[kRows][2], high[kRows][2];
-      for (int r = 0; r < kRows; ++r) {
-        sum[r][0] = sum[r][1] = _mm512_set1_epi32(offset * x.sums[(first + r) * groups + g]);
-        high[r][0] = high[r][1] = _mm512_setzero_si512();
-      }
-#pragma GCC unroll 8
-      for (int k = part * kOfPart; k < (part + 1) * kOfPart; ++k) {
-        const __m512i a = low_word<kBits>(codes, k), b = low_word<kBits>(codes + kLineBytes, k);
+    for (int part = 0; part < kParts; ++part, starts += kRows) {
+      Sums<kRows> sum;
+      for (int r = 0; r < kRows; ++r) sum[r][0] = sum[r][1] = _mm512_set1_epi32(starts[r]);
+      add_group<kBits, kGroup, kRows>(codes, x, c, part, sum);
+      for (int i = 0; i < 2; ++i) {
+        const __m512 scale = kWide ? _mm512_setzero_ps() : scales.scale(g, i);
         for (int r = 0; r < kRows; ++r) {
-          const __m512i four = four_of(x.low + (first + r) * x.in + c * kChunkCols, k);
-          sum[r][0] = _mm512_dpbusd_epi32(sum[r][0], a, four);
-          sum[r][1] = _mm512_dpbusd_epi32(sum[r][1], b, four);
+          const __m512 whole = _mm512_cvtepi32_ps(sum[r][i]), factor = _mm512_set1_ps(of_x[r]);
+          if constexpr (kWide)
+            block[r][i] = _mm512_fmadd_ps(whole, factor, block[r][i]);
+          else
+            total[r][i] = _mm512_fmadd_ps(whole, _mm512_mul_ps(scale, factor), total[r][i]);
         }
+        if constexpr (!kWide) scales.add_minima(g, i, total);
       }
-      if constexpr (kHigh > 0) {
-#pragma GCC unroll 8
-        for (int k = part * kOfPart; k < (part + 1) * kOfPart; ++k) {
-          const __m512i a = plane_word<kHigh>(codes + kNextLine * kLow, k);
-          const __m512i b = plane_word<kHigh>(codes + kNextLine * kLow + kLineBytes, k);
-          for (int r = 0; r < kRows; ++r) {
-            const __m512i four = four_of(x.high + (first + r) * x.in + c * kChunkCols, k);
-            high[r][0] = _mm512_dpbusd_epi32(high[r][0], a, four);
-            high[r][1] = _mm512_dpbusd_epi32(high[r][1], b, four);
-          }
-        }
-        for (int r = 0; r < kRows; ++r)
-          for (int i = 0; i < 2; ++i) sum[r][i] = _mm512_add_epi32(sum[r][i], _mm512_slli_epi32(high[r][i], kLow));
-      }
-      for (int r = 0; r < kRows; ++r) {
-        const __m512 of_x = _mm512_set1_ps(x.scales[(first + r) * (x.in / kChunkCols) + c]);
-        for (int i = 0; i < 2; ++i) {
-          const __m512 scale = _mm512_mul_ps(_mm512_loadu_ps(scales + i * of_half), of_x);
-          total[r][i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[r][i]), scale, total[r][i]);
-          if constexpr (kMinima)
-            total[r][i] = _mm512_fmadd_ps(_mm512_loadu_ps(minima + i * of_half),
-                                          _mm512_set1_ps(x.scaled[(first + r) * groups + g]), total[r][i]);
-        }
-      }
+      if constexpr (!kWide) ++g;
     }
+    if (!kWide || --left > 0) continue;
+    left = per_block;
+    for (int i = 0; i < 2; ++i) {
+      for (int r = 0; r < kRows; ++r) {
+        total[r][i] = _mm512_fmadd_ps(block[r][i], scales.scale(g, i), total[r][i]);
+        block[r][i] = _mm512_setzero_ps();
+      }
+      scales.add_minima(g, i, total);
+    }
+    ++g;
   }
   for (int r = 0; r < kRows; ++r)
-    for (int i = 0; i < 2; ++i) _mm512_storeu_ps(sums + ((first + r) * 2 + i) * kLanes, total[r][i]);
+    for (int i = 0; i < 2; ++i) _mm512_storeu_ps(sums + (r * 2 + i) * kLanes, total[r][i]);
 }
 
-template <int kBits, int kGroup, bool kMinima>
+template <int kBits, int kGroup, bool kMinima, bool kWide>
 void all_dots(const Int8Strip& w, const CodedRows& x, float* sums) {
-  int64_t r = 0;
-  for (; r + 4 <= x.rows; r += 4) dots_of<kBits, kGroup, 4, kMinima>(w, x, r, sums);
-  for (; r + 2 <= x.rows; r += 2) dots_of<kBits, kGroup, 2, kMinima>(w, x, r, sums);
-  for (; r < x.rows; ++r) dots_of<kBits, kGroup, 1, kMinima>(w, x, r, sums);
+  const int64_t chunks = x.in / kChunkCols, per_block = kWide ? x.span / kChunkCols : 1;
+  const int64_t at_once = x.rows <= kInt8Tile ? chunks : std::max(per_block, kChunksAtOnce / per_block * per_block);
+  for (int64_t c = 0; c < chunks; c += at_once)
+    for (int64_t r = 0, count = 0; r < x.rows; r += count) {
+      count = int8_tile(x.rows - r);
+      (count == kInt8Tile ? dots_of<kBits, kGroup, kInt8Tile, kMinima, kWide>
+       : count == 2       ? dots_of<kBits, kGroup, 2, kMinima, kWide>
+                          : dots_of<kBits, kGroup, 1, kMinima, kWide>)(w, x.from(r), c, std::min(chunks, c + at_once),
+                                                                 sums + r * kStripOuts);
+    }
 }
 
 template <int kBits, int kGroup>
 void all_dots(const Int8Strip& w, const CodedRows& x, float* sums) {
-  (w.form.minima ? all_dots<kBits, kGroup, true> : all_dots<kBits, kGroup, false>)(w, x, sums);
+  if constexpr (kGroup == 32 && (kBits == 4 || kBits == 8))
+    if (w.form.scale == BlockScale::wide)
+      return (w.form.minima ? all_dots<kBits, kGroup, true, true> : all_dots<kBits, kGroup, false, true>)(w, x, sums);
+  (w.form.minima ? all_dots<kBits, kGroup, true, false> : all_dots<kBits, kGroup, false, false>)(w, x, sums);
+}
+
+FEWBIT_INT8_INLINE __m512 sixteen_of(const bf16* x) {
+  const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16));
+}
+
+// Bytes of `codes` in an order.
+FEWBIT_INT8_INLINE void put_in_order(__m256i codes, const PlaneOrder& order, int8_t* to) {
+  const __m256i at = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(order.data()));
+  const __m256i low = _mm256_permute4x64_epi64(codes, 0x44), high = _mm256_permute4x64_epi64(codes, 0xee);
+  const __m256i in_order = _mm256_mask_shuffle_epi8(_mm256_shuffle_epi8(low, at),
+                                                    _mm256_cmpgt_epi8_mask(at, _mm256_set1_epi8(15)), high, at);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), in_order);
 }
 
 }  // namespace
@@ -144,6 +219,30 @@ bool has_int8_dots() {
   static const bool has = __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&
                           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
   return has;
+}
+
+FEWBIT_INT8_TARGET CodedPart code_part(const bf16* x, const PlaneOrder& low, int8_t* to_low, const PlaneOrder& high,
+                                       int8_t* to_high) {
+  const __m512 a = sixteen_of(x), b = sixteen_of(x + kLanes);
+  const __m512i sign = _mm512_set1_epi32(INT32_MIN);
+  const __m512i most = _mm512_max_epu32(_mm512_andnot_si512(sign, _mm512_castps_si512(a)),
+                                        _mm512_andnot_si512(sign, _mm512_castps_si512(b)));
+  const uint32_t bits = _mm512_reduce_max_epu32(most);  // as integers a NaN is the largest
+  CodedPart part{.scale = row_scale(std::bit_cast<float>(bits), 0, 127.f)};
+  __m256i codes = _mm256_setzero_si256();
+  if (bits < 0x7f800000u) {
+    const __m512 inverse = _mm512_set1_ps(1.f / part.scale);
+    codes = _mm256_set_m128i(_mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(b, inverse))),
+                             _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(a, inverse))));
+  }
+  put_in_order(codes, low, to_low);
+  if (to_high) put_in_order(codes, high, to_high);
+  // Sums of eight bytes without a sign, from which 128 of each is taken.
+  alignas(32) int64_t eights[4];
+  _mm256_store_si256(reinterpret_cast<__m256i*>(eights),
+                     _mm256_sad_epu8(_mm256_xor_si256(codes, _mm256_set1_epi8(-128)), _mm256_setzero_si256()));
+  for (int i = 0; i < 2; ++i) part.sums[i] = static_cast<int32_t>(eights[2 * i] + eights[2 * i + 1]) - 16 * 128;
+  return part;
 }
 
 void int8_dots(const Int8Strip& w, const CodedRows& x, float* sums) {
@@ -166,6 +265,9 @@ void int8_dots(const Int8Strip& w, const CodedRows& x, float* sums) {
 #else
 
 bool has_int8_dots() { return false; }
+CodedPart code_part(const bf16*, const PlaneOrder&, int8_t*, const PlaneOrder&, int8_t*) {
+  bug("no vector loops on this machine");
+}
 void int8_dots(const Int8Strip&, const CodedRows&, float*) { bug("no vector loops on this machine"); }
 
 #endif

@@ -113,58 +113,84 @@ struct GroupSums {
 };
 
 // Rows `first` to first + kRows with kHalves halves from `half` on.
-template <int kBits, int kGroup, int kRows, int kHalves, bool kMinima>
+template <int kBits, int kGroup, int kRows, int kHalves, bool kMinima, bool kWide>
 FEWBIT_WIDE_TARGET void dots_of(const Int8Strip& w, int half, const CodedRows& x, int64_t first, float* sums) {
   constexpr int kRegisters = kHalves * kParts;
-  const int64_t groups = x.in / kGroup, chunk = w.form.chunk_bytes();
-  const int offset = kBits == 8 ? 0 : static_cast<int>(w.form.levels[0]);  // of a level to its code
+  const int64_t groups = x.in / kGroup, spans = x.in / x.span, chunk = w.form.chunk_bytes();
   const uint8_t* codes = w.bytes + w.form.heads_bytes(x.in) + half * kLineBytes;
-  __m256 total[kRows][kRegisters];
-  for (auto& of_row : total)
-    for (__m256& t : of_row) t = _mm256_setzero_ps();
-  int64_t g = 0;
-  for (int64_t c = 0; c < x.in / kChunkCols; ++c, codes += chunk) {
+  __m256 total[kRows][kRegisters], block[kRows][kRegisters];
+  for (int r = 0; r < kRows; ++r)
+    for (int i = 0; i < kRegisters; ++i) total[r][i] = block[r][i] = _mm256_setzero_ps();
+  int64_t g = 0;  // the span
+  const auto scale_at = [&](const float* scales, int i) FEWBIT_WIDE_TARGET __attribute__((always_inline)) {
+    return _mm256_loadu_ps(scales + ((half + i / kParts) * spans + g) * w.step + i % kParts * kEight);
+  };
+  const auto add_minimum = [&](int r, int i) FEWBIT_WIDE_TARGET __attribute__((always_inline)) {
+    if constexpr (kMinima)
+      total[r][i] =
+          _mm256_fmadd_ps(scale_at(w.minima, i), _mm256_broadcast_ss(x.scaled + (first + r) * spans + g), total[r][i]);
+  };
+  for (int64_t c = 0, of_block = 0; c < x.in / kChunkCols; ++c, codes += chunk) {
     for (int64_t line = 0; line < chunk; line += kLineBytes)
       _mm_prefetch(reinterpret_cast<const char*>(codes) + kAheadBytes + line, _MM_HINT_T0);
 #pragma GCC unroll 2
-    for (int begin = 0; begin < kWords; begin += kGroup / 4, ++g) {
+    for (int part = 0; part < kChunkCols / kGroup; ++part) {
       GroupSums<kBits, kGroup, kRows, kRegisters> group;
-      group.make(codes, x.low + first * x.in + c * kChunkCols, x.high + first * x.in + c * kChunkCols, x.in, begin);
+      group.make(codes, x.low + first * x.in + c * kChunkCols, x.high + first * x.in + c * kChunkCols, x.in,
+                 part * kGroup / 4);
       for (int r = 0; r < kRows; ++r) {
-        const __m256i of_codes = _mm256_set1_epi32(offset * x.sums[(first + r) * groups + g]);
+        const __m256i start = _mm256_set1_epi32(x.starts[(first + r) * groups + c * (kChunkCols / kGroup) + part]);
         const __m256 of_x = _mm256_broadcast_ss(x.scales + (first + r) * (x.in / kChunkCols) + c);
         for (int i = 0; i < kRegisters; ++i) {
-          const int64_t at = ((half + i / kParts) * groups + g) * kLanes + i % kParts * kEight;
-          const __m256 sum = _mm256_cvtepi32_ps(_mm256_add_epi32(group.sum[r][i], of_codes));
-          total[r][i] = _mm256_fmadd_ps(sum, _mm256_mul_ps(_mm256_loadu_ps(w.scales + at), of_x), total[r][i]);
-          if constexpr (kMinima)
-            total[r][i] = _mm256_fmadd_ps(_mm256_loadu_ps(w.minima + at),
-                                          _mm256_broadcast_ss(x.scaled + (first + r) * groups + g), total[r][i]);
+          const __m256 sum = _mm256_cvtepi32_ps(_mm256_add_epi32(group.sum[r][i], start));
+          if constexpr (kWide) {
+            block[r][i] = _mm256_fmadd_ps(sum, of_x, block[r][i]);
+          } else {
+            total[r][i] = _mm256_fmadd_ps(sum, _mm256_mul_ps(scale_at(w.scales, i), of_x), total[r][i]);
+            add_minimum(r, i);
+          }
         }
       }
+      if constexpr (!kWide) ++g;
     }
+    if (!kWide || ++of_block < x.span / kChunkCols) continue;
+    for (int r = 0; r < kRows; ++r)
+      for (int i = 0; i < kRegisters; ++i) {
+        total[r][i] = _mm256_fmadd_ps(block[r][i], scale_at(w.scales, i), total[r][i]);
+        block[r][i] = _mm256_setzero_ps();
+        add_minimum(r, i);
+      }
+    ++g;
+    of_block = 0;
   }
   for (int r = 0; r < kRows; ++r)
     for (int i = 0; i < kRegisters; ++i)
       _mm256_storeu_ps(sums + (first + r) * kStripOuts + half * kLanes + i * kEight, total[r][i]);
 }
 
-template <int kBits, int kGroup, bool kMinima>
+template <int kBits, int kGroup, bool kMinima, bool kWide>
 void all_dots(const Int8Strip& w, const CodedRows& x, float* sums) {
   int64_t r = 0;
   const auto by_halves = [&]<int kRows>() {
     for (; r + kRows <= x.rows; r += kRows)
-      for (int half = 0; half < 2; ++half) dots_of<kBits, kGroup, kRows, 1, kMinima>(w, half, x, r, sums);
+      for (int half = 0; half < 2; ++half) dots_of<kBits, kGroup, kRows, 1, kMinima, kWide>(w, half, x, r, sums);
   };
   by_halves.template operator()<4>();
   by_halves.template operator()<2>();
-  if (r < x.rows) dots_of<kBits, kGroup, 1, 2, kMinima>(w, 0, x, r, sums);
+  if (r < x.rows) dots_of<kBits, kGroup, 1, 2, kMinima, kWide>(w, 0, x, r, sums);
+}
+
+template <int kBits, int kGroup>
+void all_dots(const Int8Strip& w, const CodedRows& x, float* sums) {
+  if constexpr (kGroup == 32 && (kBits == 4 || kBits == 8))
+    if (w.form.scale == BlockScale::wide)
+      return (w.form.minima ? all_dots<kBits, kGroup, true, true> : all_dots<kBits, kGroup, false, true>)(w, x, sums);
+  (w.form.minima ? all_dots<kBits, kGroup, true, false> : all_dots<kBits, kGroup, false, false>)(w, x, sums);
 }
 
 template <int kBits>
 void all_dots(const Int8Strip& w, const CodedRows& x, float* sums) {
-  if (w.form.group == 16) return (w.form.minima ? all_dots<kBits, 16, true> : all_dots<kBits, 16, false>)(w, x, sums);
-  (w.form.minima ? all_dots<kBits, 32, true> : all_dots<kBits, 32, false>)(w, x, sums);
+  (w.form.group == 16 ? all_dots<kBits, 16> : all_dots<kBits, 32>)(w, x, sums);
 }
 
 }  // namespace
@@ -182,7 +208,7 @@ void wide_int8_dots(const Int8Strip& w, const CodedRows& x, float* sums) {
       return all_dots<4>(w, x, sums);
     case 5:
       FEWBIT_ASSERT(w.form.group == 32);  // a word of the one-bit plane has columns of two groups
-      return (w.form.minima ? all_dots<5, 32, true> : all_dots<5, 32, false>)(w, x, sums);
+      return all_dots<5, 32>(w, x, sums);
     case 6:
       return all_dots<6>(w, x, sums);
     default:

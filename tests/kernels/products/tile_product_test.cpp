@@ -53,6 +53,21 @@ TEST_F(TileProduct, DenseRowsDoNotDependOnTheirNeighbours) {
   }
 }
 
+TEST_F(TileProduct, RowsOfLongPassesHaveTheBitsOfShortOnes) {
+  Exec ex = Exec::cpu();
+  const int64_t out = 45, in = 64;
+  const Tensor w = random_normal(DType::bf16, {out, in}, 1), x = random_normal(DType::bf16, {520, in}, 3);
+  for (const int64_t rows : {253, 256, 520}) {
+    const Tensor all = poisoned(ex, DType::f32, {rows, out});
+    cpu::gemm(ex, x.view().row_range(0, rows), w, {}, all.view());
+    for (const int64_t first : {0, 125, 240}) {
+      const Tensor some = poisoned(ex, DType::f32, {13, out});
+      cpu::gemm(ex, x.view().row_range(first, first + 13), w, {}, some.view());
+      EXPECT_EQ(first_difference(some, clone_host(all.view().row_range(first, first + 13))), "") << rows << " rows";
+    }
+  }
+}
+
 TEST_F(TileProduct, PackedRowsDoNotDependOnTheirNeighbours) {
   for (const int bits : {3, 4, 8})
     for (const auto& [in, group] : {std::pair<int64_t, int64_t>{256, 128}, {384, 384}, {160, 32}}) {

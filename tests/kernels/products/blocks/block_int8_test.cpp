@@ -84,6 +84,26 @@ TEST(BlockInt8, TheLoopsGiveTheBitsOfThePlainOne) {
     }
 }
 
+// The loop in AVX-512 takes rows beyond its first tile through a part of the columns at a time: whole blocks.
+TEST(BlockInt8, PartsOfWideRowsAddUpAsThePlainLoopAddsThem) {
+  if (!cpu::has_wide_int8_dots()) GTEST_SKIP() << "neither AVX2 nor AVX512-VNNI here";
+  Exec ex = Exec::cpu();
+  std::map<std::string, BlockForm> some = whole_forms();
+  std::erase_if(some, [](const auto& f) { return f.first != "q4_1" && f.first != "q6_k" && f.first != "int8 g128"; });
+  for (const int columns : {192, 256})
+    some["int4 with zeros, " + std::to_string(columns)] = form(4, 32, columns, BlockScale::wide, true, -8);
+  for (const auto& [name, f] : some) {
+    const Blocks b = random_blocks(f, 40, 2304);
+    for (const int64_t rows : {4, 13}) {
+      const Tensor x = random_normal(DType::bf16, {rows, b.in}, 1);
+      const Tensor plain = poisoned(ex, DType::f32, {rows, b.out}), fast = poisoned(ex, DType::f32, {rows, b.out});
+      cpu::block_int8_gemm(ex, x, b.view(), {}, plain, Int8Loops::plain);
+      cpu::block_int8_gemm(ex, x, b.view(), {}, fast);
+      EXPECT_EQ(first_difference(plain, fast), "") << name << " rows " << rows;
+    }
+  }
+}
+
 TEST(BlockInt8, ARowHasTheSameBitsAmongAnyOthers) {
   Exec ex = Exec::cpu();
   for (const auto& [name, f] : whole_forms()) {
