@@ -172,7 +172,7 @@ struct ByteConsumer {
   __device__ __forceinline__ void multiply_tiles(const KSpan* parts, int nth, int n_tiles, const ByteInput& input,
                                                  float* sums) {
     const int lane = threadIdx.x % 32;
-    int part = kShares ? (threadIdx.x / 32 + nth) % kConsumerWarps : threadIdx.x / 32;
+    int part = part_of<kShares>(threadIdx.x / 32, nth);
     KSpan k = parts[part];
 #pragma unroll 1
     for (int n = 0; n < n_tiles; ++n, sums += kConsumerWarps * kByteOutputs) {

@@ -68,7 +68,7 @@ struct PackedConsumer {
                                                  float* sums) {
     const LimbLane lane(threadIdx.x % 32);
     sums += marlin::fragment_output(threadIdx.x % 32, lane.t, 0);
-    int part = kShares ? (threadIdx.x / 32 + nth) % kConsumerWarps : threadIdx.x / 32;
+    int part = part_of<kShares>(threadIdx.x / 32, nth);
     KSpan k = parts[part];
 #pragma unroll 1
     for (int n = 0; n < n_tiles; ++n, sums += kConsumerWarps * marlin::kTileN) {
