@@ -168,23 +168,27 @@ struct ByteConsumer {
     if (++stage == ring.count) stage = 0, parity ^= 1;
   }
   // Multiplies the warp's parts of so many n tiles, from the nth of the product on; leaves the sums of each, [n_tiles,
-  // parts, 32].
-  __device__ __forceinline__ void multiply_tiles(const KSpan* parts, int nth, int n_tiles, const ByteInput& input,
-                                                 float* sums) {
+  // parts, 32]. sent(): called once those of a shared n tile are there.
+  template <class Sent>
+  __device__ __forceinline__ void multiply_tiles(const WorkRange& range, int nth, int n_tiles, const ByteInput& input,
+                                                 float* sums, const Sent& sent) {
     const int lane = threadIdx.x % 32;
-    int part = part_of<kShares>(threadIdx.x / 32, nth);
-    KSpan k = parts[part];
+    float* at = sums + lane / 4;
+    PartWalk<kShares> walk(range, nth);
 #pragma unroll 1
-    for (int n = 0; n < n_tiles; ++n, sums += kConsumerWarps * kByteOutputs) {
-      float* mine = sums + part * kByteOutputs + lane / 4;
+    for (int n = 0; n < n_tiles; ++n, at += kConsumerWarps * kByteOutputs) {
+      float* mine = at + walk.part * kByteOutputs;
       float total[2][2][4] = {};
 #pragma unroll 1
-      for (int k_tile = k.begin; k_tile < k.end; ++k_tile) multiply_tile(input, k_tile, total);
-      if constexpr (kShares) part = (part + 1) % kConsumerWarps, k = parts[part];
+      for (int k_tile = walk.k.begin; k_tile < walk.k.end; ++k_tile) multiply_tile(input, k_tile, total);
       const bool upper = lane % 4 == 1;  // two lanes in four leave 16 outputs each
       if (lane % 4 < 2) {
         mine[16 * upper] = upper ? total[1][0][0] + total[1][1][0] : total[0][0][0] + total[0][1][0];
         mine[16 * upper + 8] = upper ? total[1][0][2] + total[1][1][2] : total[0][0][2] + total[0][1][2];
+      }
+      if constexpr (kShares) {
+        if (nth + n == kSharedTile) sent();
+        walk.go_to(nth + n + 1);
       }
     }
   }

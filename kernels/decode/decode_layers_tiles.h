@@ -45,10 +45,12 @@ struct KSpan {
   int begin, end;
 };
 
-// The part of k that a warp has of the nth n tile of a block, or of the one that its cluster shares.
+// The part of k that a warp has of the nth n tile of a block, or of the one that its cluster shares. Longer parts stand
+// behind shorter ones: of the shared n tile they go to the warps that have shorter ones of the block's first.
 template <bool kShares>
 FEWBIT_HD int part_of(int warp, int nth) {
-  return kShares && nth > 0 ? (warp + nth) % kConsumerWarps : warp;
+  if (!kShares) return warp;
+  return nth == kSharedTile ? kConsumerWarps - 1 - warp : (warp + nth) % kConsumerWarps;
 }
 
 // The tiles of a product that a block works on.
@@ -67,7 +69,7 @@ struct WorkRange {
     return paired ? 2 * (n_begin + (nth >> 1) * n_step) + (nth & 1) : n_begin + nth * n_step;
   }
   FEWBIT_HD static void set_parts(KSpan (&of)[kConsumerWarps], int begin, int count) {
-#ifdef __CUDACC__
+#ifdef __CUDA_ARCH__
 #pragma unroll 1
 #endif
     for (int i = 0; i < kConsumerWarps; ++i)
