@@ -206,7 +206,9 @@ LaunchPlan plan_of(const CudaState& s, int blocks, const std::vector<DecodeLayer
   job.head_sets = (q_heads + kind.heads - 1) / kind.heads;
   if (job.head_sets * a.kv_heads > blocks) return refuse("more sets of heads than multiprocessors");
   job.key_splits = blocks / (job.head_sets * a.kv_heads);
+  // Of a mixture another round of keys is shorter than the exchange of two splits.
   job.split_keys = (has_experts(l) ? 2 : 1) * kRoundKeys;
+  job.whole_keys = (has_experts(l) ? 4 : 1) * kRoundKeys;
   const int64_t wide = 2 * int64_t{job.inner} * std::max(1, job.top_k);
   const int64_t values = 2 * out_of(l.q) + out_of(l.k) + out_of(l.v) + wide;  // bf16
   plan.workspace = static_cast<size_t>(4 * split_rows(job) * (a.head_dim + 2) + 2 * values) + 1024;

@@ -84,8 +84,8 @@ struct Job : LaunchSpan {
   // Attention. A head set is up to heads_per_block query heads of one kv head; block i has split i % key_splits of the
   // keys of set i / key_splits.
   int heads_per_block;
-  int head_sets, key_splits;  // sets of each kv head
-  int split_keys;             // keys that are worth a split of their own
+  int head_sets, key_splits;   // sets of each kv head
+  int split_keys, whole_keys;  // keys that are worth a split of their own; as many as one block takes alone
   float score_scale;
   int window;  // positions that a query sees; 0: all
   int64_t capacity;
