@@ -101,7 +101,7 @@ struct TileWalk : TileOrder<Weights::kShares, Weights::kMixture, kWhole> {
   using Order = TileOrder<Weights::kShares, Weights::kMixture, kWhole>;
   using Order::begin, Order::k, Order::layer, Order::n_tile, Order::nth, Order::product;
   const Job& job;
-  const typename Weights::Record* layers;  // [count], in shared memory
+  const typename Weights::Record* layers;  // [count]
   MixtureShared* mixture;                  // or null
   int opened = 0;                          // of a mixture: the layer whose q, k, v and o may be asked for
   typename Weights::Loader loader;
