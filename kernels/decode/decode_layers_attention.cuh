@@ -43,7 +43,7 @@ struct AttentionRange {
     head0 = kv_head * group + own;
     heads = min(each, group - own);
     const int low = job.window > 0 ? max(0, position + 1 - job.window) : 0, all = position + 1 - low;
-    splits = min(job.key_splits, (all + job.split_keys - 1) / job.split_keys);
+    splits = all <= job.whole_keys ? 1 : min(job.key_splits, (all + job.split_keys - 1) / job.split_keys);
     none = kv_head >= job.kv_heads || split >= splits;
     const int each_split = (all + splits - 1) / splits;
     begin = low + min(all, split * each_split);

@@ -1,5 +1,5 @@
 #pragma once
-// Which n tiles of a layer's products several clusters share (decode_layers_job.cuh).
+// Which n tiles of a layer's products several clusters share (decode_layers_tiles.h).
 #include <algorithm>
 
 #include "kernels/decode/decode_layers_job.cuh"

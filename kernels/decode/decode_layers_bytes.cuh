@@ -89,12 +89,42 @@ struct ByteInput {
   }
 };
 
-// The output of attention is small enough for every block to read all of it.
-__device__ __forceinline__ int2 read_range(const Job& job, int product, const ByteInput& input) {
-  if (product == kOut) return {0, job.product[kOut].k_tiles * kStageK};
-  return {input.first * kStageK, (input.first + input.needed) * kStageK};
+// The output of attention, or silu(gate) * up, as the input of a product. The former is small enough for every block to
+// read all of it.
+template <class Barrier>
+__device__ __forceinline__ void load_plain(const Job& job, int product, ByteInput& input, const Barrier& barrier) {
+  barrier.wait();
+  const __nv_bfloat16* from = product == kOut ? job.attended : job.gate_up;
+  const int begin = product == kOut ? 0 : input.first * kStageK,
+            end = product == kOut ? job.product[kOut].k_tiles * kStageK : begin + input.needed * kStageK;
+  constexpr int kStride = 8 * kConsumerThreads, kTogether = 4;  // loads first: one trip to the L2 for all of them
+#pragma unroll 1
+  for (int n = begin + 8 * static_cast<int>(threadIdx.x); n < end; n += kTogether * kStride) {
+    uint4 loaded[kTogether] = {}, ups[kTogether] = {};
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i)
+      if (n + i * kStride < end) {
+        const int at = n + i * kStride;
+        loaded[i] = load8_cg(from + at);
+        if (product == kDown) ups[i] = load8_cg(from + job.inner + at);
+      }
+#pragma unroll 1  // the code of one is long, and runs once a layer
+    for (int i = 0; i < kTogether && n + i * kStride < end; ++i) {
+      float v[8], up[8];
+      unpack8(loaded[0], v);
+      if (product == kDown) {
+        unpack8(ups[0], up);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) v[j] = gated(v[j], up[j]);
+      }
+      input.put(n + i * kStride, v, true);
+#pragma unroll
+      for (int j = 0; j + 1 < kTogether; ++j) loaded[j] = loaded[j + 1], ups[j] = ups[j + 1];
+    }
+  }
+  input.finish(product == kDown);
+  consumer_sync();
 }
-__device__ __forceinline__ void finish_input(int product, ByteInput& input) { input.finish(product == kDown); }
 
 // The norm of the residual stream as the input of a product. Waits for the phase before once the norm's weight is at
 // hand. Every block norms all of the stream, at most kMaxByteHidden values, since the input's scale depends on all.
@@ -133,6 +163,16 @@ __device__ __forceinline__ void load_normed(const Job& job, ByteInput& input, co
   consumer_sync();
 }
 
+// The input of a product: see that of packed weights.
+template <class Barrier>
+__device__ __forceinline__ void load_values(const Job& job, int product, ByteInput& input, const __nv_bfloat16* weight,
+                                            const Barrier& barrier, float* shared) {
+  if (weight)
+    load_normed(job, input, weight, barrier, shared);
+  else
+    load_plain(job, product, input, barrier);
+}
+
 #ifdef FEWBIT_SM90A
 // A consumer warp of bytes, at its place in its ring.
 template <bool kShares>
@@ -168,23 +208,27 @@ struct ByteConsumer {
     if (++stage == ring.count) stage = 0, parity ^= 1;
   }
   // Multiplies the warp's parts of so many n tiles, from the nth of the product on; leaves the sums of each, [n_tiles,
-  // parts, 32].
-  __device__ __forceinline__ void multiply_tiles(const KSpan* parts, int nth, int n_tiles, const ByteInput& input,
-                                                 float* sums) {
+  // parts, 32]. sent(): called once those of a shared n tile are there.
+  template <class Sent>
+  __device__ __forceinline__ void multiply_tiles(const WorkRange& range, int nth, int n_tiles, const ByteInput& input,
+                                                 float* sums, const Sent& sent) {
     const int lane = threadIdx.x % 32;
-    int part = kShares ? (threadIdx.x / 32 + nth) % kConsumerWarps : threadIdx.x / 32;
-    KSpan k = parts[part];
+    float* at = sums + lane / 4;
+    PartWalk<kShares> walk(range, nth);
 #pragma unroll 1
-    for (int n = 0; n < n_tiles; ++n, sums += kConsumerWarps * kByteOutputs) {
-      float* mine = sums + part * kByteOutputs + lane / 4;
+    for (int n = 0; n < n_tiles; ++n, at += kConsumerWarps * kByteOutputs) {
+      float* mine = at + walk.part * kByteOutputs;
       float total[2][2][4] = {};
 #pragma unroll 1
-      for (int k_tile = k.begin; k_tile < k.end; ++k_tile) multiply_tile(input, k_tile, total);
-      if constexpr (kShares) part = (part + 1) % kConsumerWarps, k = parts[part];
+      for (int k_tile = walk.k.begin; k_tile < walk.k.end; ++k_tile) multiply_tile(input, k_tile, total);
       const bool upper = lane % 4 == 1;  // two lanes in four leave 16 outputs each
       if (lane % 4 < 2) {
         mine[16 * upper] = upper ? total[1][0][0] + total[1][1][0] : total[0][0][0] + total[0][1][0];
         mine[16 * upper + 8] = upper ? total[1][0][2] + total[1][1][2] : total[0][0][2] + total[0][1][2];
+      }
+      if constexpr (kShares) {
+        if (nth + n == kSharedTile) sent();
+        walk.go_to(nth + n + 1);
       }
     }
   }

@@ -19,7 +19,7 @@ namespace fewbit::cuda {
 namespace decode_step {
 namespace {
 
-constexpr size_t kStaticShared = 7168;  // the kernel's static shared memory is no larger
+constexpr size_t kStaticShared = 6592;  // the kernel's static shared memory is no larger
 
 // Blocks that run at the same time; as many of every kernel, since a block of each takes a whole multiprocessor.
 int resident_blocks(CudaState& s) {
@@ -146,8 +146,9 @@ void set_products(Job& job, const DecodeLayer& l, const DecodeForm& form, const 
   job.route_scale = form.scaling;
 }
 
-// Shared memory: as many stages as find room beside inputs and layers. False where they are too few.
-bool plan_shared(LaunchPlan& plan, const WeightKind& kind, int64_t head_dim, size_t most) {
+// Shared memory: as many stages as find room beside inputs and the records of so many layers. False where they are too
+// few.
+bool plan_shared(LaunchPlan& plan, const WeightKind& kind, int64_t head_dim, int records, size_t most) {
   Job& job = plan.job;
   int k_tiles = 0;  // of an input that a block holds, at most
   for (int p = 0; p < kProducts; ++p) {
@@ -158,8 +159,7 @@ bool plan_shared(LaunchPlan& plan, const WeightKind& kind, int64_t head_dim, siz
   const size_t product = static_cast<size_t>(job.input_bytes) + sizeof(float) * kExchangeOutputs * kConsumerWarps +
                          static_cast<size_t>(k_tiles) * kind.group_bytes;
   job.work_bytes = static_cast<int>((std::max<size_t>(product, plan.kernel.attention_bytes) + 15) / 16 * 16);
-  size_t fixed =
-      job.work_bytes + static_cast<size_t>(plan.record_bytes) * job.count + 4 * static_cast<size_t>(head_dim);
+  size_t fixed = job.work_bytes + static_cast<size_t>(plan.record_bytes) * records + 4 * static_cast<size_t>(head_dim);
   if (job.experts > 0)
     fixed += 16 + sizeof(MixtureShared) + 8 * static_cast<size_t>(job.experts + 7) +
              sizeof(Weight) * kExpertWeights * static_cast<size_t>(job.experts);
@@ -206,7 +206,9 @@ LaunchPlan plan_of(const CudaState& s, int blocks, const std::vector<DecodeLayer
   job.head_sets = (q_heads + kind.heads - 1) / kind.heads;
   if (job.head_sets * a.kv_heads > blocks) return refuse("more sets of heads than multiprocessors");
   job.key_splits = blocks / (job.head_sets * a.kv_heads);
+  // Of a mixture another round of keys is shorter than the exchange of two splits.
   job.split_keys = (has_experts(l) ? 2 : 1) * kRoundKeys;
+  job.whole_keys = (has_experts(l) ? 4 : 1) * kRoundKeys;
   const int64_t wide = 2 * int64_t{job.inner} * std::max(1, job.top_k);
   const int64_t values = 2 * out_of(l.q) + out_of(l.k) + out_of(l.v) + wide;  // bf16
   plan.workspace = static_cast<size_t>(4 * split_rows(job) * (a.head_dim + 2) + 2 * values) + 1024;
@@ -214,10 +216,12 @@ LaunchPlan plan_of(const CudaState& s, int blocks, const std::vector<DecodeLayer
     plan.workspace += static_cast<size_t>(8 * job.experts + 4 * (job.hidden + values - wide) +
                                           8 * split_rows(job) * (a.head_dim + 2)) +
                       128;
-  if (!plan_shared(plan, kind, a.head_dim, s.max_shared()))
+  if (!plan_shared(plan, kind, a.head_dim, job.count, s.max_shared()))
     return refuse("too little shared memory for the inputs of the largest linear");
-  if (kind.sharing && share_n_tiles(job, blocks / kKSplits))
+  if (kind.sharing && share_n_tiles(job, blocks / kKSplits)) {
     plan.kernel = kind.sharing(a.head_dim, l.cache.k.dtype, !form.attention_apart);
+    plan_shared(plan, kind, a.head_dim, 0, s.max_shared());  // that kernel holds no records
+  }
   plan.shared_sums = shared_sum_bytes(job, blocks / kKSplits, kind);
   return plan;
 }

@@ -170,12 +170,6 @@ struct LimbInput {
   }
 };
 
-// The values [x, y) that a block reads where the input is not a norm, and what follows once all of them are put.
-__device__ __forceinline__ int2 read_range(const Job&, int, const LimbInput& input) {
-  return {input.first * kStageK, (input.first + input.needed) * kStageK};
-}
-__device__ __forceinline__ void finish_input(int, const LimbInput&) {}
-
 // The barrier of the grid between two phases: every block arrives once a phase at a counter that runs through the
 // launch. All blocks must be resident together; the host launches no more than resident_blocks().
 template <bool kWhole>
@@ -260,11 +254,12 @@ __device__ __forceinline__ void load_normed(const Job& job, const LimbInput& inp
 }
 
 // The output of attention, or silu(gate) * up, as the input of a product.
-template <class Input, class Barrier>
-__device__ __forceinline__ void load_plain(const Job& job, int product, Input& input, const Barrier& barrier) {
+template <class Barrier>
+__device__ __forceinline__ void load_plain(const Job& job, int product, const LimbInput& input,
+                                           const Barrier& barrier) {
   barrier.wait();
   const __nv_bfloat16* from = product == kOut ? job.attended : job.gate_up;
-  const auto [begin, end] = read_range(job, product, input);
+  const int begin = input.first * kStageK, end = begin + input.needed * kStageK;
   constexpr int kStride = 8 * kConsumerThreads, kTogether = 4;  // loads first: one trip to the L2 for all of them
 #pragma unroll 1
   for (int n = begin + 8 * static_cast<int>(threadIdx.x); n - 8 * static_cast<int>(threadIdx.x) < end;
@@ -291,7 +286,6 @@ __device__ __forceinline__ void load_plain(const Job& job, int product, Input& i
       input.put(n + i * kStride, v, active);
     }
   }
-  finish_input(product, input);
   consumer_sync();
 }
 

@@ -13,6 +13,7 @@
 // The kind of weights is a class `Weights`: PackedWeights of decode_layers_product.cuh, ByteWeights of
 // decode_layers_bytes.cuh.
 #include "kernels/decode/decode_layers_attention.cuh"
+#include "kernels/decode/decode_layers_long_input.cuh"
 #include "kernels/decode/decode_layers_mixture.cuh"
 #include "kernels/device/hopper.cuh"
 #include "kernels/device/launch.cuh"
@@ -52,8 +53,11 @@ __device__ __forceinline__ void load_input(const Job& job, int product, const Wo
       return;
     }
   }
-  if (product == kQkv || product == kGateUp)
-    load_normed(job, input, product == kQkv ? layer.input_norm : layer.middle_norm, barrier, reduce);
+  const __nv_bfloat16* norm = product == kQkv ? layer.input_norm : product == kGateUp ? layer.middle_norm : nullptr;
+  if constexpr (Weights::kShares)
+    load_values(job, product, input, norm, barrier, reduce);
+  else if (norm)
+    load_normed(job, input, norm, barrier, reduce);
   else
     load_plain(job, product, input, barrier);
 }
@@ -76,8 +80,11 @@ __global__ void __launch_bounds__(kBlockThreads, 1) decode_layers_kernel(const _
   const int k_split = blockIdx.x % kKSplits, cluster = blockIdx.x / kKSplits;
   uint8_t* work = shared + kConsumerWarps * job.stages * kStageBytes;
   using Record = typename Weights::Record;
-  auto* layers = reinterpret_cast<Record*>(work + job.work_bytes);
-  auto* angles = reinterpret_cast<float*>(layers + job.count);
+  // Where n tiles are shared the rings need the room of the layers' records more than these need it.
+  constexpr bool kHoldsRecords = !Weights::kShares;
+  auto* held = reinterpret_cast<Record*>(work + job.work_bytes);
+  auto* angles = reinterpret_cast<float*>(held + (kHoldsRecords ? job.count : 0));
+  const Record* layers = kHoldsRecords ? held : reinterpret_cast<const Record*>(job.layers);
   MixtureShared* mixture = nullptr;
   if constexpr (Weights::kMixture) {
     const auto behind = static_cast<int>(reinterpret_cast<uint8_t*>(angles + D) - shared);
@@ -85,8 +92,9 @@ __global__ void __launch_bounds__(kBlockThreads, 1) decode_layers_kernel(const _
     if (threadIdx.x == 0)
       barrier_init(&mixture->known, kConsumerWarps * kArrivingLanes), barrier_init(&mixture->open, 1);
   }
-  for (int i = threadIdx.x; i < job.count * static_cast<int>(sizeof(Record) / 8); i += kBlockThreads)
-    reinterpret_cast<uint64_t*>(layers)[i] = reinterpret_cast<const uint64_t*>(job.layers)[i];
+  if constexpr (kHoldsRecords)
+    for (int i = threadIdx.x; i < job.count * static_cast<int>(sizeof(Record) / 8); i += kBlockThreads)
+      reinterpret_cast<uint64_t*>(held)[i] = reinterpret_cast<const uint64_t*>(job.layers)[i];
   if (threadIdx.x < kConsumerWarps) StageRing(shared, barriers, threadIdx.x, job.stages, kStageBytes).init();
   if (threadIdx.x < 2) barrier_init(sum_barriers + threadIdx.x, 1);
   if (threadIdx.x == 0) barrier_init(&max_barrier, 1);
@@ -140,6 +148,13 @@ __global__ void __launch_bounds__(kBlockThreads, 1) decode_layers_kernel(const _
     const Record& layer = layers[i];
     const Epilogue<Weights> epilogue{job, layer, own_x,
                                      Weights::kMixture ? stamp_of(job, mixture->launch, i) : exchanges + 2 * i + 1};
+    if constexpr (!kHoldsRecords) {  // the next layer's, to the L1
+      constexpr int kLine = 128;
+      if (i + 1 < job.count && threadIdx.x * kLine < sizeof(Record) + kLine)
+        asm volatile(
+            "prefetch.global.L1 [%0];" ::"l"(reinterpret_cast<const uint8_t*>(layers + i + 1) +
+                                             min(threadIdx.x * kLine, static_cast<unsigned>(sizeof(Record)) - 1)));
+    }
     if constexpr (kWhole) prefetch_keys<D, C>(job, layer, own);
     const int begin = kWhole || i > 0 ? 0 : job.first_product;
     const int end = kWhole ? kProducts : min(job.end_product - i * kProducts, int{kProducts});

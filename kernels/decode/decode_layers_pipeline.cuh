@@ -3,6 +3,7 @@
 // filled by a producer warp that does nothing else. Which tiles come next is known from the start, through all products
 // and layers, so that the weights stream on while the blocks wait for each other at the barriers of the grid.
 #include "kernels/decode/decode_layers_input.cuh"
+#include "kernels/decode/decode_layers_order.h"
 #include "kernels/device/hopper.cuh"
 #include "kernels/products/marlin/marlin_tile.cuh"
 
@@ -94,68 +95,29 @@ struct PackedLoader {
   }
 };
 
-// The order of a warp's tiles: along k, then over the n tiles (a shared one first, so that its sums are under way while
-// the block is at its own), products and layers, through all layers or (not kWhole) the products that
-// Job::first_product and end_product name.
+// A producer warp at its tiles, with the weights that they are tiles of.
 template <class Weights, bool kWhole>
-struct TileWalk {
+struct TileWalk : TileOrder<Weights::kShares, Weights::kMixture, kWhole> {
+  using Order = TileOrder<Weights::kShares, Weights::kMixture, kWhole>;
+  using Order::begin, Order::k, Order::layer, Order::n_tile, Order::nth, Order::product;
   const Job& job;
-  const typename Weights::Record* layers;  // [count], in shared memory
-  const WorkRange* ranges;                 // [kProducts], in shared memory
-  int warp;
-  MixtureShared* mixture;  // or null
-  int layer = 0, product = -1;
-  int opened = 0;                 // of a mixture: the layer whose q, k, v and o may be asked for
-  int begin = 0, k = 0, end = 0;  // the warp's k tiles of the n tile at hand, and the one at hand
-  int n_tile = 0, n_left = 0;     // the n tile at hand, and how many are left with it
-  int part = 0;                   // of k, the warp's
-  bool shared = false;            // the n tile at hand is the one that the cluster shares
+  const typename Weights::Record* layers;  // [count]
+  MixtureShared* mixture;                  // or null
+  int opened = 0;                          // of a mixture: the layer whose q, k, v and o may be asked for
   typename Weights::Loader loader;
 
   __device__ __forceinline__ TileWalk(const Job& j, const typename Weights::Record* in_layers,
                                       const WorkRange* in_ranges, int of_warp, MixtureShared* of_block)
-      : job(j), layers(in_layers), ranges(in_ranges), warp(of_warp), mixture(of_block) {
-    if constexpr (!kWhole) product = job.first_product - 1;
-    next_product();
-  }
-  __device__ __forceinline__ bool done() const {
-    return kWhole ? layer == job.count : layer * kProducts + product >= job.end_product;
-  }
-  // To the first tile of the next product in which the warp has any.
-  __device__ __forceinline__ void next_product() {
-    do {
-      if (++product == kProducts) product = 0, ++layer;
-      if (done()) return;
-      const WorkRange& range = ranges[product];
-      if constexpr (Weights::kShares) shared = range.shared_tile >= 0;
-      n_left = range.n_count + shared;
-      n_tile = shared ? range.shared_tile : Weights::kMixture ? range.tile(0) : range.n_begin;
-      set_part(range, warp);
-    } while (Weights::kShares ? !find_n_tile() : n_left == 0 || begin == end);
-    begin_n_tile();
-  }
-  __device__ __forceinline__ void set_part(const WorkRange& range, int of) {
-    part = of;
-    const KSpan own = (shared ? range.shared_parts : range.parts)[part];
-    begin = range.k0 + own.begin, end = range.k0 + own.end;
-  }
-  // Where n tiles are shared: at the n tile at hand, or at the first behind it of which the warp has k tiles; false
-  // where none is left.
-  __device__ __forceinline__ bool find_n_tile() {
-    const WorkRange& range = ranges[product];
-    for (; n_left > 0 && begin == end; --n_left) {
-      n_tile = shared ? range.n_begin : n_tile + clusters();
-      const int next = shared ? warp : (part + 1) % kConsumerWarps;
-      shared = false;
-      set_part(range, next);
-    }
-    return n_left > 0;
+      : Order(j, in_ranges, of_warp), job(j), layers(in_layers), mixture(of_block) {
+    if (!this->done()) begin_n_tile();
   }
   __device__ __forceinline__ void begin_n_tile() {
-    k = begin;
     if constexpr (Weights::kMixture)
       if (product >= kGateUp) return;  // the experts are not known yet: fetch() waits for them
-    seek();
+    const TilePosition at(job, product, n_tile);
+    loader.seek(layers[layer].weights[at.weight], job.out[at.weight], job.product[product].k_tiles * kStageK, at.n_tile,
+                k);
+    if constexpr (Weights::kZeros) loader.seek_zeros(layers[layer].zeros[at.weight], at.n_tile, k);
   }
 #ifdef FEWBIT_SM90A
   // To the weights of an expert, once it is chosen.
@@ -172,19 +134,11 @@ struct TileWalk {
     barrier_await(shared_address(&mixture->known), static_cast<uint32_t>(layer & 1));
     loader.seek(mixture->chosen[slot * kExpertWeights + which], job.out[4 + which], 0, tile, k_tile);
   }
-#endif
-  __device__ __forceinline__ void seek() {
-    const TilePosition at(job, product, n_tile);
-    loader.seek(layers[layer].weights[at.weight], job.out[at.weight], job.product[product].k_tiles * kStageK, at.n_tile,
-                k);
-    if constexpr (Weights::kZeros) loader.seek_zeros(layers[layer].zeros[at.weight], at.n_tile, k);
-  }
-#ifdef FEWBIT_SM90A
   // Of a mixture: waits until the tile at hand is known and may be asked for: of down once half of the warp's last
   // gates and ups are there, so that the memory does not run dry in between. Reading further ahead would be in the way
   // of what others read to end the phase before.
   __device__ __forceinline__ void await_turn() {
-    if (product == kDown && n_left == ranges[product].n_count && k == begin) cp_async_wait<kMixtureInFlight / 2>();
+    if (product == kDown && nth == 0 && k == begin) cp_async_wait<kMixtureInFlight / 2>();
     if (product < kGateUp && opened < layer) {
       barrier_await(shared_address(&mixture->open), static_cast<uint32_t>(layer & 1) ^ 1);
       opened = layer;
@@ -198,18 +152,7 @@ struct TileWalk {
     if constexpr (Weights::kMixture) await_turn();
 #endif
     loader.fetch(to);
-    if (++k < end) return;
-    if constexpr (Weights::kShares) {
-      begin = end;  // done with the n tile at hand
-      if (!find_n_tile()) return next_product();
-    } else {
-      if (--n_left == 0) return next_product();
-      if constexpr (Weights::kMixture)
-        n_tile = ranges[product].tile(ranges[product].n_count - n_left);
-      else
-        n_tile += clusters();
-    }
-    begin_n_tile();
+    if (this->next()) begin_n_tile();
   }
 };
 

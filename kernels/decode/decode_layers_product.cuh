@@ -16,6 +16,20 @@ __device__ __forceinline__ uint32_t held(const void* shared) {
   return address;
 }
 
+// The parts of k that a consumer warp has of the n tiles of a product.
+template <bool kShares>
+struct PartWalk {
+  const WorkRange& range;
+  int part;
+  KSpan k;
+
+  __device__ __forceinline__ PartWalk(const WorkRange& of, int nth) : range(of) { go_to(nth); }
+  __device__ __forceinline__ void go_to(int nth) {
+    part = part_of<kShares>(threadIdx.x / 32, nth);
+    k = (kShares && nth == kSharedTile ? range.shared_parts : range.parts)[part];
+  }
+};
+
 // A consumer warp of packed weights, at its place in its ring.
 template <bool kZeros, bool kShares>
 struct PackedConsumer {
@@ -63,22 +77,25 @@ struct PackedConsumer {
     }
   }
   // Multiplies the warp's parts of so many n tiles, from the nth of the product on; leaves the sums of each, [n_tiles,
-  // parts, 64].
-  __device__ __forceinline__ void multiply_tiles(const KSpan* parts, int nth, int n_tiles, const LimbInput& input,
-                                                 float* sums) {
+  // parts, 64]. sent(): called once those of a shared n tile are there.
+  template <class Sent>
+  __device__ __forceinline__ void multiply_tiles(const WorkRange& range, int nth, int n_tiles, const LimbInput& input,
+                                                 float* sums, const Sent& sent) {
     const LimbLane lane(threadIdx.x % 32);
-    sums += marlin::fragment_output(threadIdx.x % 32, lane.t, 0);
-    int part = kShares ? (threadIdx.x / 32 + nth) % kConsumerWarps : threadIdx.x / 32;
-    KSpan k = parts[part];
+    float* mine = sums + marlin::fragment_output(threadIdx.x % 32, lane.t, 0);
+    PartWalk<kShares> walk(range, nth);
 #pragma unroll 1
-    for (int n = 0; n < n_tiles; ++n, sums += kConsumerWarps * marlin::kTileN) {
+    for (int n = 0; n < n_tiles; ++n, mine += kConsumerWarps * marlin::kTileN) {
       float total[8] = {};
 #pragma unroll 1
-      for (int k_tile = k.begin; k_tile < k.end; ++k_tile) multiply_tile(input, k_tile, lane, total);
+      for (int k_tile = walk.k.begin; k_tile < walk.k.end; ++k_tile) multiply_tile(input, k_tile, lane, total);
       const float2 two = lane.gather(total);
-      sums[part * marlin::kTileN] = two.x;
-      sums[part * marlin::kTileN + 8] = two.y;
-      if constexpr (kShares) part = (part + 1) % kConsumerWarps, k = parts[part];
+      mine[walk.part * marlin::kTileN] = two.x;
+      mine[walk.part * marlin::kTileN + 8] = two.y;
+      if constexpr (kShares) {
+        if (nth + n == kSharedTile) sent();
+        walk.go_to(nth + n + 1);
+      }
     }
   }
 };
@@ -194,7 +211,7 @@ __device__ __forceinline__ void run_unsplit(int product, const WorkRange& range,
 #pragma unroll 1
   for (int first = 0; first < range.n_count; first += kTiles) {
     const int n_tiles = min(kTiles, range.n_count - first), pairs = product == kGateUp ? 1 : 0;
-    consumer.multiply_tiles(range.parts, first, n_tiles, input, sums);
+    consumer.multiply_tiles(range, first, n_tiles, input, sums, [] {});
     consumer_sync();
 #pragma unroll 1
     for (int e = threadIdx.x; e < (n_tiles >> pairs) * kOutputs; e += kConsumerThreads) {
@@ -222,28 +239,45 @@ struct SharedSums {
       : words(job.shared_sums), parts(job.product[product].sharers * kKSplits) {
     words += range.shared_tile % clusters() * parts * kOutputs;  // its number among those that are left over
   }
+  // Called by every consumer warp once it has left its sums; the first warp, whose parts are the shortest, adds and
+  // sends them while the others go on.
   __device__ __forceinline__ void send(int part, const float* sums) const {
-    if (threadIdx.x >= kOutputs) return;
-    const float sum = sum_of_parts<Weights>(sums, 0, threadIdx.x);
-    asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" ::"l"(words + part * kOutputs + threadIdx.x), "f"(sum)
-                 : "memory");
-  }
-  // Adds what every eighth of the parts has of output n, and leaves it where the warps' parts of an n tile lie.
-  __device__ __forceinline__ void take(int n, float* sums) const {
-    if (threadIdx.x % 32 < Weights::kOwnOutputs) {
-      float sum = 0;
-#pragma unroll 1
-      for (int part = threadIdx.x / 32; part < parts; part += kConsumerWarps) {
-        float* word = words + part * kOutputs + n;
-        float v;
-        do v = load_flagged_word(reinterpret_cast<const float4*>(word));
-        while (__float_as_uint(v) == kUnwritten);
-        __stcg(reinterpret_cast<uint32_t*>(word), kUnwritten);
-        sum += v;
-      }
-      sums[threadIdx.x / 32 * kOutputs + n] = sum;
+    if (threadIdx.x >= 32) {
+      asm volatile("bar.arrive 2, %0;" ::"n"(kConsumerThreads) : "memory");
+      return;
     }
-    consumer_sync();
+    asm volatile("bar.sync 2, %0;" ::"n"(kConsumerThreads) : "memory");
+#pragma unroll
+    for (int n = threadIdx.x; n < kOutputs; n += 32) {
+      const float sum = sum_of_parts<Weights>(sums, 0, n);
+      asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" ::"l"(words + part * kOutputs + n), "f"(sum) : "memory");
+    }
+  }
+  // The sum of output n over all parts, in their order.
+  __device__ __forceinline__ float take(int n) const {
+    constexpr int kTogether = 8;  // loads first
+    float sum = 0;
+#pragma unroll 1
+    for (int first = 0; first < parts; first += kTogether) {
+      float v[kTogether];
+      bool there;
+      do {
+        there = true;
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+          v[i] = 0;
+          if (first + i < parts)
+            v[i] = load_flagged_word(reinterpret_cast<const float4*>(words + (first + i) * kOutputs + n));
+          there = there && __float_as_uint(v[i]) != kUnwritten;
+        }
+      } while (!there);
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        if (first + i < parts) __stcg(reinterpret_cast<uint32_t*>(words + (first + i) * kOutputs + n), kUnwritten);
+        sum += v[i];
+      }
+    }
+    return sum;
   }
 };
 
@@ -258,43 +292,37 @@ __device__ __forceinline__ void run_product(int product, const WorkRange& range,
   if constexpr (Weights::kMixture)
     if (product == kQkv || product == kGateUp)
       return run_unsplit<Weights>(product, range, input, consumer, sums, epilogue);
-  // Rounds: a shared n tile (-1), so many of the block's own at a time, the end of the shared one if it finishes that.
+  // The block's own n tiles, so many at a time. A shared one, which comes in front of them, leaves its sums in the same
+  // place, and is finished with the last of them: it takes no round of its own, which would be a wait more.
   const bool shares = Weights::kShares && range.shared_tile >= 0;
-  const int end = Weights::kShares ? range.finished : range.n_count;
+  const int most = kExchangeTiles - (shares ? 1 : 0);
 #pragma unroll 1
-  for (int first = shares ? -1 : 0, n_tiles = 0; first < end; first += n_tiles) {
-    const bool sends = shares && first < 0, takes = shares && first == range.n_count;
-    n_tiles = sends || takes ? 1 : min(kExchangeTiles, range.n_count - first);
-    // The output that this thread finishes: n of the `own`-th n tile.
+  for (int first = 0; first < range.n_count; first += most) {
+    const int n_tiles = min(most, range.n_count - first), before = shares && first == 0 ? 1 : 0;
+    const bool takes = Weights::kShares && first + n_tiles < range.finished && first + n_tiles == range.n_count;
+    // The output that this thread finishes: n of the `own`-th n tile; the shared one is numbered behind the block's.
     const int own = threadIdx.x / kOwnOutputs, n = k_split * kOwnOutputs + threadIdx.x % kOwnOutputs;
     static_assert(kExchangeTiles * kOwnOutputs <= kConsumerThreads);
     const int n_tile = range.n_begin + (first + own) * clusters();
-    const bool finishes = own < n_tiles && !sends;
+    const bool finishes = own < n_tiles + (takes ? 1 : 0);
     const float factor = finishes ? epilogue.factor(product, n_tile, n) : 0.f;
-    if (!takes) {
-      if (threadIdx.x == 0 && !sends) cluster_sums.expect(n_tiles);
-      consumer.multiply_tiles(sends ? range.shared_parts : range.parts, sends ? 0 : first, n_tiles, input, sums);
-      consumer_sync();
-    }
-    float sum = 0;
-    if (sends || takes) {
-      const SharedSums<Weights> of_all(product, range, epilogue.job);
-      if (sends)
-        of_all.send(range.sharer * kKSplits + k_split, sums);
-      else
-        of_all.take(n, sums), sum = sum_of_parts<Weights>(sums, 0, n);
-    } else {
+    if (threadIdx.x == 0) cluster_sums.expect(n_tiles);
+    consumer.multiply_tiles(range, first - before, n_tiles + before, input, sums, [&] {
+      SharedSums<Weights>(product, range, epilogue.job).send(range.sharer * kKSplits + k_split, sums);
+    });
+    consumer_sync();
 #pragma unroll 1
-      for (int e = threadIdx.x; e < n_tiles * kOutputs; e += kConsumerThreads) {
-        const int of = e / kOutputs, output = e % kOutputs;
-        cluster_sums.send(k_split, of, output, sum_of_parts<Weights>(sums, of, output));
-      }
-      cluster_sums.wait();
-      sum = cluster_sums.sum(own < n_tiles ? own : 0, threadIdx.x % kOwnOutputs);
-      cluster_sums.flip();
+    for (int e = threadIdx.x; e < n_tiles * kOutputs; e += kConsumerThreads) {
+      const int of = e / kOutputs, output = e % kOutputs;
+      cluster_sums.send(k_split, of, output, sum_of_parts<Weights>(sums, of + before, output));
     }
+    cluster_sums.wait();
+    float sum = cluster_sums.sum(own < n_tiles ? own : 0, threadIdx.x % kOwnOutputs);
+    cluster_sums.flip();
+    if constexpr (Weights::kShares)
+      if (takes && own == n_tiles) sum = SharedSums<Weights>(product, range, epilogue.job).take(n);
     if (finishes) epilogue.finish(product, n_tile, n, first + own, Weights::finished(sum, factor, input));
-    if (first + n_tiles < end) consumer_sync();  // the sums have been read
+    if (first + n_tiles < range.n_count) consumer_sync();  // the sums have been read
   }
 }
 #endif
