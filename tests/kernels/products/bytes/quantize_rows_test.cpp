@@ -309,5 +309,22 @@ TEST(QuantizeRows, CudaGivesTheBitsOfTheCpu) {
       }
 }
 
+TEST(QuantizeRows, CudaGivesTheInt4ValuesOfTheCpu) {
+  FEWBIT_NEEDS_GPU();
+  Exec gpu = Exec::cuda(0), host = Exec::cpu();
+  for (const DType dtype : kComputeTypes)
+    for (const uint8_t reach : {uint8_t{100}, uint8_t{80}, uint8_t{35}})
+      for (const int64_t turn : {0, 128, 1024}) {
+        const RowQuant q{.codes = DType::i8, .reach = reach, .bits = 4, .turn = turn};
+        const Tensor x = random_normal(dtype, {7, 3072}, 6);
+        const auto values = [&](Exec& ex) {
+          const Tensor y = poisoned(ex, dtype, {7, 3072});
+          round_rows(ex, ex.to_device(x), q, y);
+          return ex.to_host(y);
+        };
+        EXPECT_EQ(first_difference(values(gpu), values(host)), "") << static_cast<int>(reach) << " " << turn;
+      }
+}
+
 }  // namespace
 }  // namespace fewbit::test
