@@ -87,6 +87,7 @@ ordered_json activations(const QuantSpec& s) {
   if (s.activations == ActQuant::token && s.grid == Grid::integer && s.act_bits != 8) {
     ordered_json j = arguments(s.act_bits, "int", true, "token");
     j["dynamic"] = true;
+    if (s.act_clip != 100) j["observer_kwargs"] = {{"clip_ratio", s.act_clip / 100.0}};
     return j;
   }
   if (s.activations == ActQuant::tensor) return arguments(8, type_name(s), true, "tensor");
@@ -254,6 +255,7 @@ ActQuant read_activations(const std::optional<ConfigObject>& a, QuantSpec& spec)
   const bool int4 = found == 4 && spec.grid == Grid::integer;
   if (found != bits && !int4) a->unsupported("num_bits", spec.grid == Grid::integer ? "4, 8" : std::to_string(bits));
   spec.act_bits = int4 ? 4 : 8;
+  spec.act_clip = ct::clip_of(*a, int4);
   if (const std::string type = spec.grid == Grid::integer ? "int" : "float"; a->str("type", "int") != type)
     a->unsupported("type", type + ", as the weights");
   if (!a->flag("symmetric", true)) a->unsupported("symmetric", "true");

@@ -1,5 +1,7 @@
 #include "formats/checkpoints/ct_transforms.h"
 
+#include <cmath>
+#include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <vector>
@@ -62,6 +64,19 @@ std::string transform_config(const QuantizationSummary& summary) {
   ordered_json config;
   config["config_groups"] = std::move(groups);
   return config.dump();
+}
+
+uint8_t clip_of(const ConfigObject& activations, bool int4) {
+  const auto kwargs = activations.object("observer_kwargs");
+  if (!kwargs || !kwargs->has("clip_ratio")) return 100;
+  if (!int4) kwargs->unsupported("clip_ratio", "none but for int4");
+  const std::string shown = kwargs->shown("clip_ratio");
+  char* end = nullptr;
+  const double hundredths = 100 * std::strtod(shown.c_str(), &end);
+  const bool number = end == shown.c_str() + shown.size() && hundredths > 0.5 && hundredths < 100.5;
+  if (!number || std::fabs(hundredths - std::round(hundredths)) > 1e-6)
+    kwargs->wrong("clip_ratio", "whole hundredths up to 1");
+  return static_cast<uint8_t>(std::round(hundredths));
 }
 
 }  // namespace fewbit::ct

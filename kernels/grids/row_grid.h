@@ -24,6 +24,11 @@ FEWBIT_HD float row_scale(float most, float fixed, float top) {
   return scale < kLeastRowScale ? kLeastRowScale : scale;
 }
 
+// What the levels of a row reach: so many hundredths of its largest magnitude.
+FEWBIT_HD float reached(float most, int hundredths) {
+  return hundredths == 100 ? most : mul_rn(most, static_cast<float>(hundredths) / 100.f);
+}
+
 // The power of two that scales the largest magnitude of a row into [2^14, 2^15): f16 then holds the row's bf16 values
 // exactly down to 2^-31 of the largest.
 FEWBIT_HD float f16_row_scale(float most) {

@@ -28,6 +28,10 @@ std::string QuantSpec::str() const {
   if (grid == Grid::integer) s += symmetric ? " sym" : " asym";
   if (activations != ActQuant::none) s += activations == ActQuant::token ? " acts=token" : " acts=tensor";
   if (activations == ActQuant::token && act_bits != 8) s += std::to_string(act_bits);
+  if (act_clip != 100) {
+    s += std::string(" clip=0.") + (act_clip < 10 ? "0" : "");
+    s += std::to_string(act_clip % 10 == 0 ? act_clip / 10 : act_clip);
+  }
   return s;
 }
 

@@ -33,12 +33,16 @@ struct QuantSpec {
   DType scale_dtype = DType::f16;  // scales are rounded to this BEFORE codes are computed
   int64_t out_group = 1;           // outputs that share a scale: 1, or 128 for block FP8
   ActQuant activations = ActQuant::none;
+  // Of dynamic int4 inputs: the share of a row's largest magnitude that the levels reach, in hundredths; what is above
+  // saturates.
+  uint8_t act_clip = 100;
   int act_bits = 8;  // of dynamic inputs on the integer grid: 8 or 4, whatever the weights have
   // > 0: orthonormal Hadamard matrices of so many inputs (a power of two that divides them) turn the input before it is
   // rounded, and the weights along it before they are: codes are those of W H, met by codes of x H.
   int64_t turn = 0;
 
   bool operator==(const QuantSpec&) const = default;
+  bool int4_inputs() const { return activations == ActQuant::token && grid == Grid::integer && act_bits == 4; }
   int64_t group_size(int64_t in) const { return group == -1 ? in : group; }
   int64_t groups(int64_t in) const { return (in + group_size(in) - 1) / group_size(in); }
   int mid_code() const { return 1 << (bits - 1); }  // the zero of a symmetric integer grid

@@ -169,7 +169,11 @@ std::optional<RowQuant> input_quant(const QuantSpec& spec, std::optional<double>
     return RowQuant{.codes = codes, .fixed = static_cast<float>(input_scale.value())};
   // Block weights come with one scale per token and block of inputs.
   const bool block = spec.out_group > 1 && spec.group != -1;
-  return RowQuant{.codes = codes, .group = block ? spec.group : 0, .bits = spec.act_bits, .turn = spec.turn};
+  return RowQuant{.codes = codes,
+                  .group = block ? spec.group : 0,
+                  .reach = spec.act_clip,
+                  .bits = spec.act_bits,
+                  .turn = spec.turn};
 }
 
 Linear make_linear(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, DType dtype, std::string* note,

@@ -22,7 +22,7 @@ struct Shorter {
 };
 constexpr Shorter kShorter[] = {
     {"quantize gptq ", " --samples 16 --seq-len 256"},
-    {"quantize 'rotate+gptq ", " --samples 16 --seq-len 256"},
+    {"quantize rotate+balance+gptq ", " --samples 16 --seq-len 256"},
     {"evaluate perplexity", " --max-windows 2"},
     {"evaluate compare", " --max-windows 2"},
     {"evaluate report", " --max-windows 2"},
@@ -91,7 +91,7 @@ TEST_P(ReadmeOf, EveryCommandRunsAsItStandsThere) {
     if (command.starts_with("runner serve")) continue;  // serves until it is stopped; serve_test.cpp runs it
     SCOPED_TRACE(command);
     // Several commands make `out`: each is another way, and begins with nothing there.
-    if (command.starts_with("quantize gptq ") || command.starts_with("quantize 'rotate+gptq "))
+    if (command.starts_with("quantize gptq ") || command.starts_with("quantize rotate+balance+gptq "))
       fs::remove_all(dir / "out");
     for (const Shorter& s : kShorter)
       if (command.starts_with(s.begins)) command += s.more;
@@ -146,7 +146,7 @@ std::set<std::string> guide_commands(const std::string& page) {
 // The recipes of its tables. Those of auto stand in commands too, which have their plans already.
 std::set<std::string> guide_recipes(const std::string& page) {
   static const std::regex kRecipe(
-      R"('?((?:(?:rotate|awq|smoothquant)\+)*(?:rtn|gptq|awq|fp8)(?: [^-'][^ ']*)*)'?( --.*)?)");
+      R"('?((?:(?:rotate|balance|awq|smoothquant)\+)*(?:rtn|gptq|awq|fp8)(?: [^-'][^ ']*)*)'?( --.*)?)");
   std::set<std::string> recipes;
   for (const std::string& span : spans_of(page))
     if (std::smatch m; std::regex_match(span, m, kRecipe)) recipes.insert("'" + m.str(1) + "'" + m.str(2));

@@ -26,6 +26,8 @@ TEST_F(RotateCommand, RoundsInputsToInt4AndVerifies) {
   EXPECT_EQ(c["tie_word_embeddings"], false);
   EXPECT_EQ(q["config_groups"]["group_0"]["input_activations"]["num_bits"], 4);
   EXPECT_EQ(q["config_groups"]["group_0"]["input_activations"]["dynamic"], true);
+  EXPECT_EQ(q["config_groups"]["group_0"]["input_activations"]["observer_kwargs"]["clip_ratio"], 0.8);
+  EXPECT_EQ(q["config_groups"].size(), 1U);
   const nlohmann::json turned = q["transform_config"]["config_groups"]["R4_256"];  // of 256 and 768 inputs
   EXPECT_EQ(turned["type"], "hadamard");
   EXPECT_EQ(turned["head_dim"], 256);
@@ -49,6 +51,24 @@ TEST_F(RotateCommand, ThePlanSaysHowAndWhatTheHeadCosts) {
   EXPECT_NE(r.out.find("residual stream 256"), std::string::npos) << r.out;
   EXPECT_NE(r.out.find("2.00 MiB more"), std::string::npos) << r.out;
   EXPECT_NE(r.out.find("turned by Hadamard matrices of 256"), std::string::npos) << r.out;
+  EXPECT_NE(r.out.find("clip=0.8"), std::string::npos) << r.out;
+  const ProcessResult whole = run("quantize plan 'rotate+gptq int4 acts=token4 clip=1' " + kDemo);
+  EXPECT_EQ(whole.out.find("clip=0.8"), std::string::npos) << whole.out;
+  const ProcessResult flat = run("quantize plan 'gptq int4 acts=token4' " + kDemo);
+  EXPECT_EQ(flat.out.find("clip="), std::string::npos) << "rows that nothing has spread have outliers";
+}
+
+// What a matrix does not spread keeps its whole range.
+TEST_F(RotateCommand, BalancedInputsAreWrittenAndVerify) {
+  done("quantize 'balance+gptq int4' " + kDemo + " a" + kCalib);
+  done("evaluate verify a");
+  const nlohmann::json groups = config("a")["quantization_config"]["config_groups"];
+  ASSERT_EQ(groups.size(), 2U);
+  for (const auto& [key, group] : groups.items()) {
+    const std::string name = group["targets"][0];
+    const bool spread = name.find("o_proj") != std::string::npos || name.find("down_proj") != std::string::npos;
+    EXPECT_EQ(group["input_activations"].contains("observer_kwargs"), spread) << group;
+  }
 }
 
 TEST_F(RotateCommand, RefusesWhatHasNoMeaning) {

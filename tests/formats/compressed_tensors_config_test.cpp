@@ -17,6 +17,8 @@ TEST(CompressedTensors, EverySchemeAloneIsReadBack) {
     for (const int64_t turn : {0, 128})
       formats.push_back(
           format(packing_ct_pack, {.bits = 4, .activations = ActQuant::token, .act_bits = act_bits, .turn = turn}));
+  formats.push_back(
+      format(packing_ct_pack, {.bits = 4, .activations = ActQuant::token, .act_clip = 80, .act_bits = 4, .turn = 128}));
   for (ActQuant a : {ActQuant::token, ActQuant::tensor})
     for (int64_t out_group : {1, 256}) formats.push_back(format(packing_ct_int, int8_acts(a, out_group)));
   for (ActQuant a : {ActQuant::none, ActQuant::token, ActQuant::tensor})
@@ -120,6 +122,28 @@ TEST(CompressedTensors, ForeignFourBitFloats) {
   std::string wrong = weights;
   wrong.replace(wrong.find(":16"), 3, ":32");
   EXPECT_NE(complaint_of([&] { read(config(wrong), tensors_of(s)); }).find("group_size: found 32; supported: 16"),
+            std::string::npos);
+}
+
+// It stands where the library keeps it and does not look.
+TEST(CompressedTensors, TheShareOfARowThatInt4InputsReach) {
+  QuantSpec spec{.bits = 4, .activations = ActQuant::token, .act_clip = 85, .act_bits = 4};
+  QuantizationSummary s;
+  for (const std::string& name : kLinears) s.linears[name] = format(packing_ct_pack, spec);
+  json c = json::parse(format_compressed_tensors.write_config(s));
+  json& acts = c["config_groups"]["group_0"]["input_activations"];
+  EXPECT_EQ(acts["observer_kwargs"], json({{"clip_ratio", 0.85}}));
+  acts["observer_kwargs"] = json::object();
+  EXPECT_EQ(read(c.dump(), tensors_of(s)).summary.linears.at(kLinears[0]).spec.act_clip, 100);
+  for (const json& wrong : {json(0.855), json(0), json(1.5), json("much"), json(-0.8)}) {
+    acts["observer_kwargs"] = {{"clip_ratio", wrong}};
+    EXPECT_NE(complaint_of([&] { read(c.dump(), tensors_of(s)); }).find("clip_ratio: expected whole hundredths"),
+              std::string::npos)
+        << wrong;
+  }
+  acts["observer_kwargs"] = {{"clip_ratio", 0.85}};
+  acts["num_bits"] = 8;
+  EXPECT_NE(complaint_of([&] { read(c.dump(), tensors_of(s)); }).find("clip_ratio: found 0.85; supported: none but"),
             std::string::npos);
 }
 

@@ -65,7 +65,12 @@ TEST(Recipe, WhatItPrintsParsesToTheSame) {
                            "rtn nvfp4",
                            "rtn mxfp4 effort=reference",
                            "gptq nvfp4 acts=tensor",
-                           "gptq mxfp4 acts=token"}) {
+                           "gptq mxfp4 acts=token",
+                           "gptq int4 acts=token4 clip=0.85",
+                           "rotate+gptq int4 acts=token4 clip=1",
+                           "balance",
+                           "rotate+balance+gptq int4 rotation=3",
+                           "balance+gptq acts=token online=on"}) {
     const FullRecipe r = resolve(parse_recipe(text));
     EXPECT_EQ(resolve(parse_recipe(r.str())).str(), r.str()) << text;
   }
@@ -115,6 +120,25 @@ TEST(Recipe, EightBitInputsHaveTheirOwnDefaults) {
   EXPECT_NE(error_of("rtn w8a8 percentile=99.9").find("acts=tensor"), std::string::npos);
   EXPECT_NE(error_of("rtn w8a8 acts=tensor percentile=0").find("percentile"), std::string::npos);
   EXPECT_NE(error_of("rtn acts=sometimes").find("token"), std::string::npos) << "lists what there is";
+}
+
+TEST(Recipe, WhatInputsInInt4Reach) {
+  EXPECT_EQ(resolve(parse_recipe("gptq int4 acts=token4")).spec.act_clip, 100) << "of turned ones the plan says more";
+  const FullRecipe r = resolve(parse_recipe("gptq int4 acts=token4 clip=0.8"));
+  EXPECT_EQ(r.spec.act_clip, 80);
+  EXPECT_EQ(r.str(), "gptq int4 g128 sym acts=token4 clip=0.8");
+  EXPECT_EQ(resolve(overlay(parse_recipe("gptq int4 acts=token4"), parse_recipe("clip=0.7"))).spec.act_clip, 70);
+  EXPECT_NE(error_of("gptq w8a8 clip=0.9").find("acts=token4"), std::string::npos);
+  for (const char* wrong : {"clip=0", "clip=1.1", "clip=0.855", "clip=nan", "clip=much"})
+    EXPECT_NE(error_of(std::string("gptq int4 acts=token4 ") + wrong).find("whole hundredths"), std::string::npos);
+}
+
+TEST(Recipe, BalanceIsForInputsThatAreTurned) {
+  const FullRecipe r = resolve(parse_recipe("balance+gptq"));
+  EXPECT_EQ(r.str(), "balance+gptq int4 g128 sym acts=token4");
+  EXPECT_TRUE(r.turns_inputs);
+  EXPECT_NE(error_of("balance+gptq acts=off").find("acts=token4"), std::string::npos);
+  EXPECT_NE(error_of("rotate+balance+gptq online=off").find("without online=off"), std::string::npos);
 }
 
 TEST(Recipe, Fp8IsAMethodAndAGrid) {

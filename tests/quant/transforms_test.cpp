@@ -60,6 +60,7 @@ BlockF32 transformed(Exec& ex, const Checkpoint& c, int64_t layer, const Transfo
   const std::vector<BlockOp>& ops = c.spec.block(layer);
   QuantSpec spec;
   t.fill_in(method("rtn"), spec);
+  if (t.name == "balance") spec.turn = 16;  // it changes inputs that are turned, and no others
   TransformJob job{.ops = &ops, .targets = all_targets(ops, spec)};
   job.absorbers = usable_absorbers(ops, job.targets);
   for (const Absorber& a : job.absorbers)
@@ -228,6 +229,35 @@ FEWBIT_DEVICE_TEST(Transforms, SameInputSameBytes) {
     collect(ex, transformed(ex, c, 0, *t), "", b);
     for (const auto& [name, tensor] : a) EXPECT_EQ(first_difference(tensor, b.at(name)), "") << name;
   }
+}
+
+// Behind it the features of an input have the same share of its energy as their columns have of the weights'.
+FEWBIT_DEVICE_TEST(Transforms, BalanceEvensInputsWithTheirWeights) {
+  const Checkpoint c = Checkpoint::open(builtin_model_dir());
+  const std::vector<Absorber> absorbers = absorbers_of(c.spec.block(0));
+  const BlockF32 before = load_block_f32(ex, c, 0, absorbers);
+  const BlockF32 after = transformed(ex, c, 0, *find_transform("balance"));
+  int seen = 0;
+  for (const Absorber& a : absorbers) {
+    if (a.name != "mlp.up_proj") continue;
+    ++seen;
+    const std::string name = a.linears.front().name + ".weight";
+    const Tensor w0 = ex.to_host(before.weights.at(name)), w1 = ex.to_host(after.weights.at(name));
+    const Tensor gram = ex.to_host(uneven_stats(ex, w0.cols(), 40 + a.consumers.front()).input.gram);
+    double inputs = 0, columns = 0, inputs_before = 0, columns_before = 0;
+    std::vector<double> h(static_cast<size_t>(w0.cols())), e(h);
+    for (int64_t j = 0; j < w0.cols(); ++j) {
+      const double s = w1.as<float>()[j] / w0.as<float>()[j], x = gram.as<float>()[j * w0.cols() + j];
+      const auto at = static_cast<size_t>(j);
+      double energy = 0;
+      for (int64_t o = 0; o < w0.rows(); ++o) energy += std::pow(w0.as<float>()[o * w0.cols() + j], 2);
+      inputs_before += x, columns_before += energy;
+      inputs += h[at] = x / (s * s), columns += e[at] = energy * s * s;
+    }
+    for (size_t j = 0; j < h.size(); ++j) EXPECT_NEAR(h[j] / inputs, e[j] / columns, 1e-3 * h[j] / inputs) << j;
+    EXPECT_LT(inputs * columns, 0.7 * inputs_before * columns_before) << "which is what rounding costs";
+  }
+  EXPECT_EQ(seen, 1);
 }
 
 // What the outputs of a mixture's gate (behind the norm) and down (behind up) lose, relative to their energy,

@@ -62,8 +62,9 @@ TEST(HadamardBasis, IsOrthonormalAndTurnsRowsAndColumnsAlike) {
   EXPECT_EQ(HadamardBasis(128, 0, "").str(), "128");
 }
 
-void expect_same_logits(Exec& ex, const fs::path& model, double tolerance) {
-  const Checkpoint plain = Checkpoint::open(model), turned = with_rotation(Checkpoint::open(model), 7, DType::f32);
+void expect_same_logits(Exec& ex, const fs::path& model, double tolerance, bool heads = true) {
+  const Checkpoint plain = Checkpoint::open(model);
+  const Checkpoint turned = with_rotation(Checkpoint::open(model), 7, DType::f32, heads);
   EXPECT_FALSE(turned.spec.tied());
   const std::string embed = plain.spec.embed;
   EXPECT_NE(first_difference(plain.store.get(embed), turned.store.get(embed)), "") << "nothing was turned";
@@ -72,7 +73,9 @@ void expect_same_logits(Exec& ex, const fs::path& model, double tolerance) {
 
 TEST(Rotation, LeavesTheDemoModelAsItIs) {
   Exec ex = Exec::cpu();
-  expect_same_logits(ex, in_source("calib_data/demo-model"), tol::kLogitsF32);
+  const fs::path model = in_source("calib_data/demo-model");
+  for (const bool heads : {true, false}) expect_same_logits(ex, model, tol::kLogitsF32, heads);
+  EXPECT_NE(with_rotation(Checkpoint::open(model), 7, {}, false).rotation.find("heads as they are"), std::string::npos);
 }
 
 // Families of every kind of block that takes a rotation in, and those that cannot, with the op that is in the way.

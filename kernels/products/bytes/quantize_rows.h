@@ -15,6 +15,9 @@ struct RowQuant {
   // scale of all rows above them. f8_e8m0, as MXFP4: a power of two that brings max|x| into [3.5, 7), where E2M1 ends
   // at 6.
   DType scales = DType::f32;
+  // Of 4 bits: the hundredths of max|x| that the levels reach. A row without outliers gets so much finer steps that its
+  // few values above cost less than they save.
+  uint8_t reach = 100;
   // Of i8 codes, 8 or 4. With 4 only values are made, of levels from -8 to 7 under max|x| / 7.5, as compressed-tensors
   // 0.17 has them (calculate_qparams).
   int bits = 8;

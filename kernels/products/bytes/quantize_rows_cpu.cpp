@@ -47,7 +47,7 @@ float scale_of(const float* x, int64_t n, const RowQuant& q) {
   if (q.codes == DType::f16) return f16_row_scale(most);
   if (q.scales != DType::f32) return fp4_group_scale(most, q.fixed, q.scales);
   const float int_steps = q.bits == 4 ? kInt4Steps : 127.f;
-  return row_scale(most, q.fixed, q.codes == DType::i8 ? int_steps : kF8Max);
+  return row_scale(reached(most, q.reach), q.fixed, q.codes == DType::i8 ? int_steps : kF8Max);
 }
 
 int64_t groups_of_row(ConstTensorView x, const RowQuant& q) {
@@ -65,6 +65,7 @@ void for_groups(ConstTensorView x, const RowQuant& q, const Body& body) {
   FEWBIT_ASSERT(q.codes == DType::i8 || q.codes == DType::f8_e4m3 || q.codes == DType::f16 || is_fp4(q));
   const int64_t most = q.group > 0 ? q.group : x.cols(), of_row = groups_of_row(x, q);
   FEWBIT_ASSERT(most > 0 && (q.bits == 8 || (q.bits == 4 && q.codes == DType::i8)));
+  FEWBIT_ASSERT(q.reach == 100 || (q.bits == 4 && q.reach > 0 && q.reach < 100));
   FEWBIT_ASSERT(q.turn == 0 || (of_row == 1 && x.cols() % q.turn == 0));
   for_float_type(x.dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;

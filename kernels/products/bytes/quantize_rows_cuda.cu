@@ -144,16 +144,18 @@ __device__ void turn_row(float* x, int64_t n, int run) {
 
 // Of int4 levels, or of a turned row: a block has a row in shared memory.
 template <class T, class Y>
-__global__ void __launch_bounds__(kThreads) round_whole_kernel(const T* x,  // [rows, in]; may be y
-                                                               Y* y,        // [rows, in]
-                                                               int64_t in, int bits, bool f8, int turn, float fixed) {
+__global__ void __launch_bounds__(kThreads)
+    round_whole_kernel(const T* x,  // [rows, in]; may be y
+                       Y* y,        // [rows, in]
+                       int64_t in, int bits, bool f8, int turn, float fixed, int reach) {
   extern __shared__ float row[];
   x += blockIdx.x * in, y += blockIdx.x * in;
   for (int64_t i = threadIdx.x; i < in; i += kThreads) row[i] = to_f32(x[i]);
   __syncthreads();
   if (turn > 0) turn_row(row, in, turn);
   const float steps = bits == 4 ? kInt4Steps : 127.f;
-  const float scale = row_scale(largest_of(row, in), fixed, f8 ? kF8Max : steps), inverse = 1.f / scale;
+  const float most = reached(largest_of(row, in), reach);
+  const float scale = row_scale(most, fixed, f8 ? kF8Max : steps), inverse = 1.f / scale;
   for (int64_t i = threadIdx.x; i < in; i += kThreads) {
     const float scaled = mul_rn(row[i], inverse);
     row[i] = mul_rn(f8 ? f8_round(scaled) : bits == 4 ? int4_level(scaled) : int8_level(scaled), scale);
@@ -193,11 +195,11 @@ void launch_round_whole(CudaState& s, const T* x, Y* y, const Groups& groups, co
   const auto bytes = static_cast<int>(groups.in * 4);
   FEWBIT_CUDA_CALL(cudaFuncSetAttribute(round_whole_kernel<T, Y>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
   round_whole_kernel<T, Y><<<static_cast<unsigned>(groups.count), kThreads, bytes, s.stream>>>(
-      x, y, groups.in, q.bits, q.codes == DType::f8_e4m3, static_cast<int>(q.turn), q.fixed);
+      x, y, groups.in, q.bits, q.codes == DType::f8_e4m3, static_cast<int>(q.turn), q.fixed, q.reach);
 }
 
 void launch_round_rows(CudaState& s, ConstTensorView x, const RowQuant& q, void* y, DType y_dtype) {
-  FEWBIT_ASSERT(q.codes != DType::f16);
+  FEWBIT_ASSERT(q.codes != DType::f16 && (q.reach == 100 || (q.bits == 4 && q.reach > 0 && q.reach < 100)));
   const Groups groups = groups_of(x, q);
   if (groups.count == 0) return;
   const unsigned blocks = static_cast<unsigned>(groups.count);

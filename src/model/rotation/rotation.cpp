@@ -56,12 +56,18 @@ void weigh(Tensor& w, const Tensor& norm, float offset) {
 
 class Rotation {
  public:
-  Rotation(const Checkpoint& c, uint64_t seed, std::optional<DType> type)
-      : c_(c), seed_(seed), type_(type), stream_(std::make_shared<HadamardBasis>(c.spec.hidden, seed, "stream")) {
+  Rotation(const Checkpoint& c, uint64_t seed, std::optional<DType> type, bool turns_heads)
+      : c_(c),
+        seed_(seed),
+        type_(type),
+        turns_heads_(turns_heads),
+        stream_(std::make_shared<HadamardBasis>(c.spec.hidden, seed, "stream")) {
     for (const std::vector<BlockOp>& ops : c.spec.kinds) {
       std::string why_not;
       kinds_.push_back(turned_tensors(c.spec, ops, why_not));
       if (!why_not.empty()) refuse(c, why_not);
+      for (auto& [name, t] : kinds_.back())
+        if (!turns_heads) t.heads_in = t.heads_out = 0;
     }
   }
 
@@ -103,7 +109,10 @@ class Rotation {
         if (t.heads_out) heads.insert(t.heads_out);
     std::string s = fmt::format("rotate: residual stream {}", stream_->str());
     for (const int64_t width : heads) s += fmt::format(", values of heads {}", HadamardBasis(width, 0, "").str());
-    if (heads.empty()) s += ", values of heads as they are (no linear makes them alone)";
+    if (!turns_heads_)
+      s += ", values of heads as they are";
+    else if (heads.empty())
+      s += ", values of heads as they are (no linear makes them alone)";
     s += fmt::format("; seed {}", seed_);
     if (turned.lm_head != c_.spec.lm_head)
       s += fmt::format("; the head, which was the embedding, is a tensor of its own: {} more",
@@ -166,15 +175,16 @@ class Rotation {
   const Checkpoint& c_;
   uint64_t seed_;
   std::optional<DType> type_;
+  bool turns_heads_;
   std::shared_ptr<const HadamardBasis> stream_;
   std::vector<TurnedTensors> kinds_{};
 };
 
 }  // namespace
 
-Checkpoint with_rotation(Checkpoint c, uint64_t seed, std::optional<DType> type) {
+Checkpoint with_rotation(Checkpoint c, uint64_t seed, std::optional<DType> type, bool turns_heads) {
   require_turnable(c);
-  Rotation rotation(c, seed, type);
+  Rotation rotation(c, seed, type, turns_heads);
   ConfigView config = untied(c.config);
   ModelSpec turned = build_spec(config);
   if (turned.tied()) refuse(c, c.spec.arch + " has no config for a head that is not the embedding");

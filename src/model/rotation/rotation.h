@@ -34,8 +34,9 @@ TurnedTensors turned_tensors(const ModelSpec&, const std::vector<BlockOp>& ops, 
 // The checkpoint with its stream turned by a HadamardBasis of `seed`, and the values of each layer's heads by another,
 // made tensor by tensor as they are asked for, in their own type or in `type`. A head that is tied to the embedding
 // becomes a tensor of its own, and the config says so. Checkpoint::rotation has what people should know.
+// `turns_heads` false: values stay as they are, for scales of their features and a matrix that runs with the model.
 // Error{unsupported} where the family cannot take it in, with the op; where tensors besides the language model would
 // read or feed the stream; and for linears that are packed.
-Checkpoint with_rotation(Checkpoint, uint64_t seed, std::optional<DType> type = {});
+Checkpoint with_rotation(Checkpoint, uint64_t seed, std::optional<DType> type = {}, bool turns_heads = true);
 
 }  // namespace fewbit

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <cmath>
 
 #include "src/core/names.h"
 #include "src/core/registry.h"
@@ -96,6 +97,17 @@ float percentile_from(std::string_view v) {
   return *p;
 }
 
+// In hundredths, which files have without rounding.
+uint8_t clip_from(std::string_view v) {
+  const auto share = number<double>(v);
+  const double hundredths = share.value_or(0) * 100;
+  if (!(hundredths >= 10 && hundredths <= 100) || std::fabs(hundredths - std::round(hundredths)) > 1e-6)
+    fail(
+        ErrorKind::usage,
+        fmt::format("clip=: expected a share of a row's largest input in whole hundredths, 0.1 to 1, found \"{}\"", v));
+  return static_cast<uint8_t>(std::round(hundredths));
+}
+
 bool on_or_off(std::string_view setting, std::string_view v) {
   if (v == "on") return true;
   if (v == "off") return false;
@@ -169,6 +181,7 @@ constexpr Setting kSettings[] = {
     {"rotation", [](Recipe& r, std::string_view v) { r.rotation_seed = rotation_seed_from(v); }},
     {"online", [](Recipe& r, std::string_view v) { r.turns_inputs = on_or_off("online=", v); }},
     {"percentile", [](Recipe& r, std::string_view v) { r.percentile = percentile_from(v); }},
+    {"clip", [](Recipe& r, std::string_view v) { r.act_clip = clip_from(v); }},
     {"alpha", [](Recipe& r, std::string_view v) { r.migration = migration_from(v); }},
     {"scale", [](Recipe& r, std::string_view v) { r.scale = scale_from(v); }},
     {"damp", [](Recipe& r, std::string_view v) { r.damp = damp_from(v); }},
@@ -330,7 +343,10 @@ Recipe overlay(Recipe base, const Recipe& over) {
   if (over.rotates && !base.rotates)
     fail(ErrorKind::usage, "\"rotate\" for some linears: it turns the whole model; put it into the recipe itself");
   base.keep = over.keep;
-  if (over.act_bits) base.act_bits = over.act_bits;
+  if (over.act_bits) {  // clip= is of the inputs that it stands beside
+    base.act_bits = over.act_bits;
+    base.act_clip.reset();
+  }
   if (over.rotation_seed) base.rotation_seed = over.rotation_seed;
   if (over.turns_inputs) base.turns_inputs = over.turns_inputs;
   base.source_grid = over.source_grid;
@@ -342,6 +358,7 @@ Recipe overlay(Recipe base, const Recipe& over) {
   if (over.symmetric) base.symmetric = over.symmetric;
   if (over.activations) base.activations = over.activations;
   if (over.percentile) base.percentile = over.percentile;
+  if (over.act_clip) base.act_clip = over.act_clip;
   if (over.act_order) base.act_order = over.act_order;
   if (over.two_of_four) base.two_of_four = over.two_of_four;
   if (over.effort) base.effort = over.effort;

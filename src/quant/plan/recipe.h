@@ -7,6 +7,7 @@
 //   gptq fp8 acts=off  = error feedback on the E4M3 grid, inputs left alone
 //   rtn format=gguf:q4_k
 //   rotate+gptq int4 acts=token4 = the model turned first; inputs in int4 with a scale per token
+//   gptq int4 acts=token4 clip=0.8 = whose levels reach 0.8 of a row's largest magnitude (of turned inputs the default)
 //   auto target-bits=4.25 schemes=int3,int4,nvfp4,fp8,bf16 = a scheme for every linear, chosen by measurement
 //   gptq targets=off   = aims at the weights themselves: calibration runs one stream instead of two
 //   gptq curvature=on  = errors of outputs weighed by what the model makes of them
@@ -50,8 +51,9 @@ struct Recipe {
   std::optional<int64_t> out_group{};  // outputs that share a scale; kAllOutputs: one scale of all
   std::optional<bool> symmetric{};
   std::optional<ActQuant> activations{};
-  std::optional<int> act_bits{};  // acts=token4
-  bool rotates = false;           // "rotate+…": the whole model is turned first (src/model/rotation/rotation.h)
+  std::optional<int> act_bits{};      // acts=token4
+  bool rotates = false;               // "rotate+…": the whole model is turned first (src/model/rotation/rotation.h)
+  std::optional<uint8_t> act_clip{};  // clip=0.8, for acts=token4: QuantSpec::act_clip
   std::optional<uint64_t> rotation_seed{};  // rotation=7
   std::optional<bool> turns_inputs{};       // online=on | off: linears that read no norm turn their input
   std::optional<float> percentile{};        // of the inputs' magnitudes, for acts=tensor
@@ -116,6 +118,7 @@ struct FullRecipe {
   bool fp8_kv_cache = false;
   std::optional<uint64_t> rotation{};  // the seed, where the whole model is turned first
   bool turns_inputs = false;           // and inputs that no norm made, when the model runs
+  bool says_clip = false;              // spec.act_clip is what the recipe says, not the plan
   Migration migration{};
   std::string format;                       // "marlin"
   const gguf::BlockType* blocks = nullptr;  // of format gguf: the type, which decides the spec

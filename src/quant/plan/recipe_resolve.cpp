@@ -121,12 +121,25 @@ void resolve_grid(const Recipe& r, FullRecipe& f) {
   s.out_group = r.out_group.value_or(1);
   s.symmetric = f8 || r.symmetric.value_or(s.symmetric);
   s.activations = r.activations.value_or(s.activations);
-  s.act_bits = r.act_bits.value_or(8);
+  s.act_bits = r.act_bits.value_or(s.act_bits);
   if (s.act_bits == 4 && f8) fail(ErrorKind::usage, "acts=token4 is for integers; FP8 rounds its inputs to FP8");
   if (!f8 && s.out_group != 1)
     fail(ErrorKind::usage, "the words tensor and block128 are for FP8; integers have scales per output (gch) or group");
   if (f8 && (r.act_order.value_or(ActOrder::off) == ActOrder::gar || r.act_order == ActOrder::full))
     fail(ErrorKind::usage, "the grids of FP8 are fixed before the columns are visited: act=off or act=static");
+}
+
+bool balances(const FullRecipe& f) {
+  return std::find(f.transforms.begin(), f.transforms.end(), &transform_balance) != f.transforms.end();
+}
+
+bool turns_by_itself(const FullRecipe& f) { return (f.rotation || balances(f)) && f.spec.int4_inputs(); }
+
+void resolve_clip(const Recipe& r, FullRecipe& f) {
+  if (r.act_clip && !f.spec.int4_inputs())
+    fail(ErrorKind::usage, "clip= is for inputs in int4, of so few levels: give acts=token4 too or leave clip= out");
+  f.says_clip = r.act_clip.has_value();
+  f.spec.act_clip = r.act_clip.value_or(100);
 }
 
 // Inputs in int4 are what the matrices in front of a product are for; 8 bits do without.
@@ -135,9 +148,12 @@ void resolve_rotation(const Recipe& r, FullRecipe& f) {
   if (r.rotation_seed && !r.rotates)
     fail(ErrorKind::usage, fmt::format("rotation= is the seed of rotate: \"rotate+{}\"", r.chain_str()));
   const bool rounds = f.spec.activations == ActQuant::token && f.spec.grid == Grid::integer;
-  f.turns_inputs = r.turns_inputs.value_or(r.rotates && rounds && f.spec.act_bits == 4);
+  f.turns_inputs = r.turns_inputs.value_or(turns_by_itself(f));
   if (f.turns_inputs && !rounds)
     fail(ErrorKind::usage, "online=on turns inputs before they are rounded to integers: acts=token4 or acts=token");
+  if (balances(f) && !f.turns_inputs)
+    fail(ErrorKind::usage,
+         "balance is for inputs that are turned before they are rounded to integers: acts=token4, without online=off");
 }
 
 void refuse_words_of_auto(const Recipe& r) {
@@ -191,6 +207,7 @@ FullRecipe resolve(const Recipe& r) {
   refuse_words_of_auto(r);
   resolve_grid(r, f);
   resolve_rotation(r, f);
+  resolve_clip(r, f);
   f.fp8_kv_cache = r.fp8_kv_cache.value_or(false);
   const CheckpointFormat& format = format_of(r, f);
   f.format = format.name;
@@ -272,8 +289,8 @@ std::string FullRecipe::str() const {
   if (spec.grid != Grid::f4_e2m1 && spec.scale_dtype != default_scale(spec, checkpoint_format(format)))
     s += fmt::format(" scale={}", name_of(spec.scale_dtype));
   if (rotation.value_or(0) != 0) s += fmt::format(" rotation={}", *rotation);
-  const bool usual = rotation && spec.activations == ActQuant::token && spec.act_bits == 4;
-  if (turns_inputs != usual) s += turns_inputs ? " online=on" : " online=off";
+  if (turns_inputs != turns_by_itself(*this)) s += turns_inputs ? " online=on" : " online=off";
+  if (says_clip && spec.act_clip == 100) s += " clip=1";
   if (percentile < 100) s += fmt::format(" percentile={}", percentile);
   if (migration.alpha) s += fmt::format(" alpha={}", *migration.alpha);
   if (damp != 0.01f) s += fmt::format(" damp={}", damp);

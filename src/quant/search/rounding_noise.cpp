@@ -129,7 +129,7 @@ class Noise {
       const NoisyLinear& l = linears_[c];
       if (l.spec.activations != ActQuant::none) {
         const double step = input_step(tokens, l.spec.activations == ActQuant::tensor, by_input);
-        const double levels = l.spec.act_bits == 4 ? kInt4Steps : 127.0;
+        const double levels = l.spec.act_bits == 4 ? 100 * kInt4Steps / l.spec.act_clip : 127.0;
         sum += add_inputs(step, by_input, columns_[c], s, 1 / (12 * levels * levels * l.energy), slope);
       }
       const double codes = l.spec.max_code();

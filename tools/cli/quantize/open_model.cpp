@@ -1,5 +1,6 @@
 #include "tools/cli/quantize/open_model.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "src/core/parallel.h"
@@ -20,7 +21,10 @@ Checkpoint open_model(const std::filesystem::path& model, const Recipe& recipe, 
 }
 
 Checkpoint turned_for(Checkpoint c, const Recipe& recipe) {
-  return recipe.rotates ? with_rotation(std::move(c), recipe.rotation_seed.value_or(0)) : std::move(c);
+  if (!recipe.rotates) return c;
+  // Values that heads have mixed have no features left that scales could even out.
+  const bool balances = std::count(recipe.chain.begin(), recipe.chain.end(), transform_balance.name) > 0;
+  return with_rotation(std::move(c), recipe.rotation_seed.value_or(0), {}, !balances);
 }
 
 std::unique_ptr<SourcesAhead> read_ahead(const Common& common, const Checkpoint& c, const QuantJob& job) {

@@ -123,47 +123,54 @@ FEWBIT_DEVICE_TEST(QuantizeRows, TheLastGroupMayBeShort) {
   }
 }
 
-// Int4 levels under max|x| / 7.5, also of rows that are turned by Hadamard matrices, rounded and turned back.
+// Int4 levels under max|x| / 7.5 or a share of that, also of rows that are turned by Hadamard matrices, rounded and
+// turned back.
 FEWBIT_DEVICE_TEST(QuantizeRows, Int4AndTurnedRows) {
   constexpr int64_t kRows = 5, kIn = 96;
-  for (const int64_t run : {0, 32})
-    for (const int bits : {4, 8}) {
-      if (run == 0 && bits == 8) continue;
-      const RowQuant q{.codes = DType::i8, .bits = bits, .turn = run};
-      Tensor x = random_normal(DType::f32, {kRows, kIn}, 11);
-      for (int64_t i = 0; i < kIn; ++i) x.as<float>()[2 * kIn + i] = 0;
-      const auto turned = [&](std::vector<double> row) {
-        std::vector<double> out(row);
-        for (int64_t i = 0; run > 0 && i < kIn; ++i) {
-          double sum = 0;
-          for (int64_t j = 0; j < run; ++j)
-            sum += (std::popcount(static_cast<uint64_t>((i % run) & j)) % 2 ? -1 : 1) *
-                   row[static_cast<size_t>(i / run * run + j)];
-          out[static_cast<size_t>(i)] = sum / std::sqrt(static_cast<double>(run));
-        }
-        return out;
-      };
-      // The largest magnitude lies on a tie, 7.5 steps: above zero both neighbours are the highest level.
-      for (int64_t r = 0; r < kRows; ++r) {
-        const std::vector<double> there = turned({x.as<float>() + r * kIn, x.as<float>() + (r + 1) * kIn});
-        const auto [low, high] = std::minmax_element(there.begin(), there.end());
-        for (int64_t i = 0; - *low > *high && i < kIn; ++i) x.as<float>()[r * kIn + i] *= -1;
+  struct Case {
+    int64_t run;
+    int bits;
+    uint8_t reach;
+  };
+  for (const Case& c : {Case{0, 4, 100}, Case{0, 4, 80}, Case{32, 4, 100}, Case{32, 4, 80}, Case{32, 8, 100}}) {
+    const int64_t run = c.run;
+    const int bits = c.bits;
+    const RowQuant q{.codes = DType::i8, .reach = c.reach, .bits = bits, .turn = run};
+    Tensor x = random_normal(DType::f32, {kRows, kIn}, 11);
+    for (int64_t i = 0; i < kIn; ++i) x.as<float>()[2 * kIn + i] = 0;
+    const auto turned = [&](std::vector<double> row) {
+      std::vector<double> out(row);
+      for (int64_t i = 0; run > 0 && i < kIn; ++i) {
+        double sum = 0;
+        for (int64_t j = 0; j < run; ++j)
+          sum += (std::popcount(static_cast<uint64_t>((i % run) & j)) % 2 ? -1 : 1) *
+                 row[static_cast<size_t>(i / run * run + j)];
+        out[static_cast<size_t>(i)] = sum / std::sqrt(static_cast<double>(run));
       }
-      const Tensor y = poisoned(ex, DType::f32, {kRows, kIn});
-      round_rows(ex, ex.to_device(x), q, y);
-      const Tensor found = ex.to_host(y);
-      for (int64_t r = 0; r < kRows; ++r) {
-        std::vector<double> row(x.as<float>() + r * kIn, x.as<float>() + (r + 1) * kIn), codes = turned(row);
-        double most = 0, far = 0;
-        for (const double v : codes) most = std::max(most, std::fabs(v));
-        const double step = most == 0 ? 1 : most / (bits == 4 ? 7.5 : 127), lowest = bits == 4 ? -8 : -128;
-        for (double& v : codes) v = std::clamp(std::nearbyint(v / step), lowest, -lowest - 1) * step;
-        const std::vector<double> expected = turned(codes);
-        for (int64_t i = 0; i < kIn; ++i)
-          far = std::max(far, std::fabs(expected[static_cast<size_t>(i)] - found.as<float>()[r * kIn + i]));
-        EXPECT_LE(far, run > 0 ? tol::kF32Product * most : tol::kF32Op * most) << run << " " << bits << " row " << r;
-      }
+      return out;
+    };
+    // The largest magnitude lies on a tie, 7.5 steps: above zero both neighbours are the highest level.
+    for (int64_t r = 0; r < kRows; ++r) {
+      const std::vector<double> there = turned({x.as<float>() + r * kIn, x.as<float>() + (r + 1) * kIn});
+      const auto [low, high] = std::minmax_element(there.begin(), there.end());
+      for (int64_t i = 0; - *low > *high && i < kIn; ++i) x.as<float>()[r * kIn + i] *= -1;
     }
+    const Tensor y = poisoned(ex, DType::f32, {kRows, kIn});
+    round_rows(ex, ex.to_device(x), q, y);
+    const Tensor found = ex.to_host(y);
+    for (int64_t r = 0; r < kRows; ++r) {
+      std::vector<double> row(x.as<float>() + r * kIn, x.as<float>() + (r + 1) * kIn), codes = turned(row);
+      double most = 0, far = 0;
+      for (const double v : codes) most = std::max(most, std::fabs(v));
+      const double step = most == 0 ? 1 : c.reach / 100.0 * most / (bits == 4 ? 7.5 : 127);
+      const double lowest = bits == 4 ? -8 : -128;
+      for (double& v : codes) v = std::clamp(std::nearbyint(v / step), lowest, -lowest - 1) * step;
+      const std::vector<double> expected = turned(codes);
+      for (int64_t i = 0; i < kIn; ++i)
+        far = std::max(far, std::fabs(expected[static_cast<size_t>(i)] - found.as<float>()[r * kIn + i]));
+      EXPECT_LE(far, run > 0 ? tol::kF32Product * most : tol::kF32Op * most) << run << " " << bits << " row " << r;
+    }
+  }
 }
 
 FEWBIT_DEVICE_TEST(QuantizeRows, ZerosNaNsAndGroups) {
@@ -299,6 +306,23 @@ TEST(QuantizeRows, CudaGivesTheBitsOfTheCpu) {
         Tensor a, b;
         EXPECT_EQ(first_difference(codes_of(gpu, a), codes_of(host, b)), "");
         EXPECT_EQ(first_difference(a, b), "");
+      }
+}
+
+TEST(QuantizeRows, CudaGivesTheInt4ValuesOfTheCpu) {
+  FEWBIT_NEEDS_GPU();
+  Exec gpu = Exec::cuda(0), host = Exec::cpu();
+  for (const DType dtype : kComputeTypes)
+    for (const uint8_t reach : {uint8_t{100}, uint8_t{80}, uint8_t{35}})
+      for (const int64_t turn : {0, 128, 1024}) {
+        const RowQuant q{.codes = DType::i8, .reach = reach, .bits = 4, .turn = turn};
+        const Tensor x = random_normal(dtype, {7, 3072}, 6);
+        const auto values = [&](Exec& ex) {
+          const Tensor y = poisoned(ex, dtype, {7, 3072});
+          round_rows(ex, ex.to_device(x), q, y);
+          return ex.to_host(y);
+        };
+        EXPECT_EQ(first_difference(values(gpu), values(host)), "") << static_cast<int>(reach) << " " << turn;
       }
 }
 
