@@ -45,6 +45,7 @@ struct WarpColumns {
   const __nv_bfloat16* q_row[kGroups];  // of query g
   bool is_query[kGroups];               // false past the last, where q_row is any other
   int d;
+  float code_factor;  // of codes of 4 bits: of what a product of codes is, to a score
   // Of codes of 4 bits, by group of dims: sums over queries 2t and 2t + 1, and this lane's part of what centers add.
   float q_sum[kNibbles ? kDimGroups : 1][kGroups][2], o_center[kNibbles ? kDimGroups : 1][kGroups][2];
   // What raised codes add to every sum over values, times -1: the lane has the whole of it.
@@ -66,9 +67,15 @@ struct WarpColumns {
     for_center_sums([&](int g, int j, int c) { o_center[g][j][c] = 0; });
     for_raised_sums([&](int g, int j, int c) { o_raised[g][j][c] = o_raised[g][j][c + 2] = 0; });
   }
-  __device__ __forceinline__ void finish_queries() {
+  // `scale`, `softcap`: of scores; codes of 4 bits take what finish_scores() multiplies by into their own factors.
+  __device__ __forceinline__ void finish_queries(float scale, float softcap) {
     for_kept_q([&](int j, int k) { finish_q(q[j][k], j, k); });
-    if constexpr (kNibbles) sum_queries();
+    if constexpr (kNibbles) {
+      const float factor = score_factor(scale, softcap);
+      sum_queries();
+      for_center_sums([&](int g, int j, int c) { q_sum[g][j][c] *= factor; });
+      code_factor = kNibbleF16 * factor;
+    }
   }
   template <class F>
   static __device__ __forceinline__ void for_raised_sums(F&& f) {
@@ -184,7 +191,7 @@ struct WarpColumns {
         for (int n = 0; n < kDimGroups; ++n) {
           const uint32_t word = __float_as_uint(words[(u * 16 + half * 8 + g) * kDimGroups + n]);
           const float scale = nibble_rows::scale_of(word), zero = fmaf(-8.f, scale, nibble_rows::center_of(word));
-          const float of_code = scale * kNibbleF16;
+          const float of_code = scale * code_factor;
 #pragma unroll
           for (int j = 0; j < kGroups; ++j)
 #pragma unroll

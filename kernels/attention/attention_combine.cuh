@@ -23,6 +23,7 @@ struct Job {
   // The kernel right before writes, of what is read here, only the new keys and the queries, and let this one begin
   // after all before it had ended; one new token a sequence.
   bool behind_append;
+  int early;        // stages of the ring that are then filled before that kernel has ended
   float turn_back;  // 0, or the factor of a Hadamard matrix that the heads of the output are multiplied by
 };
 

@@ -121,15 +121,15 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   }
 
   KeyRing<S> ring(block, range, tiles, shared);
-  const bool early = ring.load_early();
+  const int early = ring.load_early();
   typename S::Warp w;
   int positions[S::kRowGroups][2];
   place_queries(block, range, w, positions);  // before the wait: working out addresses takes time
   if (job.behind_append) await_predecessor();
   w.init(a.d);
-  ring.fill(early ? 1 : 0, S::kStages, true);
-  w.finish_queries();
+  ring.fill(early, S::kStages, true);
   if (!job.behind_append) scales = block.read_scales();
+  w.finish_queries(scales.score, a.softcap);
 
   attend(ring, w, positions, scales.score);
   w.finish_sums();
@@ -162,6 +162,7 @@ int split_count(int sms, int64_t tiles, int64_t keys) {
 
 // Returns whether the output is turned back where that is asked.
 // `splits`: how many, where that is not to depend on the rows; else 0.
+// Of codes of 4 bits both stages are asked for early: to fit the new key takes longer than what they bring in its way.
 template <class S>
 bool launch_config(CudaState& s, const typename S::Source& a, bool behind_append, int splits = 0) {
   FEWBIT_ASSERT(a.kv_token == stored<typename S::Stored>(a.d));  // the keys of a kv head are one piece of the cache
@@ -176,6 +177,7 @@ bool launch_config(CudaState& s, const typename S::Source& a, bool behind_append
           .rows = rows,
           .row_tiles = row_tiles,
           .behind_append = behind_append && a.len == 1,
+          .early = kGroupScales<typename S::Stored> && !S::kPaged ? 2 : 1,
           .turn_back = 0};
   const bool turns = a.turn_back && job.splits > 1 && combine_turns(a.d);
   if (turns) job.turn_back = 1 / std::sqrt(static_cast<float>(a.d));

@@ -5,6 +5,7 @@
 
 #include "kernels/attention/attention_columns.cuh"
 #include "kernels/attention/attention_combine.cuh"
+#include "kernels/device/barrier.cuh"
 #include "kernels/device/launch.cuh"
 
 namespace fewbit::cuda::attention_decode {
@@ -150,14 +151,18 @@ struct NextPages {
 template <class S>
 struct KeyRing {
   using C = typename S::Stored;
+  static constexpr bool kTakesWhole =
+      !S::kPaged && kGroupScales<C> && S::kTileScales % 32 == 0 && 512 % (stored<C>(S::kDim) * sizeof(C)) == 0;
   const Block<S>& block;
   const KeyRange& range;
   int first, end;  // this warp's first tile, and the end of the block's
+  int whole;       // tiles before this one are in one piece of memory and have all of their keys
   C* tiles;        // [kStages, 2, kKeys, stride]
   float* scales;   // [kStages, 2, kKeys, scales of a key]
   int lane;
   const float *k_scales, *v_scales;  // of the kv head
   NextPages<S> pages;
+  uint32_t own_piece, own_words;  // where the lane's pieces of a whole tile and of its scales go, in shared memory
 
   // `tiles_of_block`: [x, y). The rings of all warps lie one after another, and behind them the scales.
   __device__ __forceinline__ KeyRing(const Block<S>& of, const KeyRange& in_sight, int2 tiles_of_block, uint8_t* shared)
@@ -165,9 +170,17 @@ struct KeyRing {
     const int warp = threadIdx.x / 32;
     lane = threadIdx.x % 32;
     first = tiles_of_block.x + warp, end = tiles_of_block.y;
+    whole = !S::kPaged && of.a.d == S::kDim ? min(end, in_sight.end / S::kKeys) : 0;
     tiles = reinterpret_cast<C*>(shared + warp * S::kWarpSpace);
     scales = reinterpret_cast<float*>(shared + S::kWarps * S::kWarpSpace) + warp * S::kStages * 2 * S::kTileScales;
     k_scales = block.a.k_scales + block.scales_at, v_scales = block.a.v_scales + block.scales_at;
+    if constexpr (kTakesWhole) {
+      constexpr int kChunks = stored<C>(S::kDim) * static_cast<int>(sizeof(C)) / 16;
+      own_piece = shared_address(tiles) + lane / kChunks * kRowStride<C, S::kDim> * sizeof(C) + lane % kChunks * 16;
+      own_words = shared_address(scales) + lane * (S::kTileScales / 8);
+      // Opaque, or they are worked out again for every tile.
+      asm volatile("" : "+r"(own_piece), "+r"(own_words));
+    }
     if constexpr (S::kPaged) {
       pages.table = block.a.table_of_row(block.seq);
       pages.blocks = (range.end + static_cast<int>(kPagePositions) - 1) / static_cast<int>(kPagePositions);
@@ -238,15 +251,32 @@ struct KeyRing {
       }
     }
   }
+  // A tile before `whole`: two addresses and a few copies. Most tiles are such, and of small codes the arithmetic of
+  // the others would be a fifth of all instructions.
+  __device__ __forceinline__ void load_whole(const C* base, const float* words, int tile, int place) const {
+    constexpr uint32_t kRow = stored<C>(S::kDim) * sizeof(C), kChunks = kRow / 16, kTileBytes = S::kKeys * kRow;
+    constexpr uint32_t kStride = kRowStride<C, S::kDim> * sizeof(C), kWords = 4 * S::kTileScales;
+    const auto behind = [](const auto* p, uint32_t bytes) { return reinterpret_cast<const char*>(p) + bytes; };
+    const uint32_t n = static_cast<uint32_t>(tile), to = own_piece + place * (S::kTile * sizeof(C));
+#pragma unroll
+    for (uint32_t i = 0; i < kTileBytes; i += 32 * 16)
+      cp_async16(to + i / kRow * kStride, behind(base, n * kTileBytes + 16 * lane) + i);
+    cp_async<kWords / 32>(own_words + place * kWords, behind(words, n * kWords + kWords / 32 * lane));
+  }
+  // A tile and its scales.
+  __device__ __forceinline__ void load(const C* base, const float* words, int tile, int place, bool with_scales) {
+    if constexpr (kTakesWhole)
+      if (with_scales && tile < whole) return load_whole(base, words, tile, place);
+    load_tile(base, tile, place);
+    if (with_scales) load_scales(words, tile, place);
+  }
   // The K tile, or the V tile, of a stage.
   __device__ __forceinline__ void load_keys(int tile, int stage, bool with_scales = true) {
-    load_tile(block.k, tile, 2 * stage);
-    if (with_scales) load_scales(k_scales, tile, 2 * stage);
+    load(block.k, k_scales, tile, 2 * stage, with_scales);
     cp_async_commit();
   }
   __device__ __forceinline__ void load_values(int tile, int stage, bool with_scales = true) {
-    load_tile(block.v, tile, 2 * stage + 1);
-    if (with_scales) load_scales(v_scales, tile, 2 * stage + 1);
+    load(block.v, v_scales, tile, 2 * stage + 1, with_scales);
     cp_async_commit();
   }
   // Stages [begin, end) for the first time.
@@ -258,22 +288,28 @@ struct KeyRing {
     }
   }
   // Keys older than the new one may be read before the kernel has ended that writes the new one (behind_append). Only
-  // the first stage is loaded so early: what that kernel still has to do, and the queries, queue behind it in memory.
-  // Returns whether it was.
-  __device__ __forceinline__ bool load_early() {
-    if (!block.job.behind_append || min(first + 1, end) * S::kKeys >= range.end) return false;
-    fill(0, 1, false);
+  // the first stages (Job::early) are loaded so early: what that kernel still has to do, and the queries, queue behind
+  // them in memory. Returns how many were.
+  __device__ __forceinline__ int load_early() {
+    int stages = block.job.behind_append ? block.job.early : 0;
+    while (stages > 0 && min(first + (stages - 1) * S::kWarps + 1, end) * S::kKeys >= range.end) --stages;
+    fill(0, stages, false);
     if constexpr (S::kKeyScales > 0) {  // past the first-level cache, where a line may hold the new key's place too
+#pragma unroll 1
+      for (int stage = 0; stage < stages; ++stage) {
+        const int tile = first + stage * S::kWarps;
+        float* to = scales + 2 * stage * S::kTileScales;
 #pragma unroll
-      for (int base = 0; base < S::kTileScales; base += 32) {
-        const int i = base + lane;
-        const int64_t at = first < end ? scale_place(first, i) : -1;
-        const bool there = at >= 0 && i < S::kTileScales;
-        const float of_k = there ? __ldcg(k_scales + at) : 0.f, of_v = there ? __ldcg(v_scales + at) : 0.f;
-        if (i < S::kTileScales) scales[i] = of_k, scales[S::kTileScales + i] = of_v;
+        for (int base = 0; base < S::kTileScales; base += 32) {
+          const int i = base + lane;
+          const int64_t at = tile < end ? scale_place(tile, i) : -1;
+          const bool there = at >= 0 && i < S::kTileScales;
+          const float of_k = there ? __ldcg(k_scales + at) : 0.f, of_v = there ? __ldcg(v_scales + at) : 0.f;
+          if (i < S::kTileScales) to[i] = of_k, to[S::kTileScales + i] = of_v;
+        }
       }
     }
-    return true;
+    return stages;
   }
   __device__ __forceinline__ const C* keys_at(int stage) const { return tiles + 2 * stage * S::kTile; }
   __device__ __forceinline__ const C* values_at(int stage) const { return tiles + (2 * stage + 1) * S::kTile; }

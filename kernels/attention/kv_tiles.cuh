@@ -46,6 +46,15 @@ __device__ __forceinline__ void copy_scales(float* to, int thread, const float* 
   }
 }
 
+// Copies kBytes (4, 8 or 16) asynchronously from global to shared memory.
+template <int kBytes>
+__device__ __forceinline__ void cp_async(uint32_t shared, const void* global) {
+  if constexpr (kBytes == 16)
+    cp_async16(shared, global);
+  else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;\n" ::"r"(shared), "l"(global), "n"(kBytes) : "memory");
+}
+
 // Two bf16 as two f16: queries, before they meet codes, whose products are in f16.
 __device__ __forceinline__ uint32_t f16_of_bf16(uint32_t pair) {
   const float2 v = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&pair));
@@ -119,15 +128,20 @@ __device__ __forceinline__ void for_operands(const C* row, F&& f) {
   }
 }
 
-// Products become scores in the domain of the base-2 logarithm: scaled, capped where softcap > 0 (Gemma 2 report, 2024,
-// section 2), and minus infinity where `masked` and the row does not see the key. for_scores(f) calls f(score, key of
-// the tile, position of the row) for every score of the lane. key_scales [keys of the tile]: where tokens have their
-// own.
+// What products are multiplied by to become scores in the domain of the base-2 logarithm, or, with a cap, what it caps.
+__device__ __forceinline__ float score_factor(float scale, float softcap) {
+  return softcap > 0 ? scale / softcap : scale * kLog2e;
+}
+// Products become scores in the domain of the base-2 logarithm: scaled (those of codes of 4 bits are already), capped
+// where softcap > 0 (Gemma 2 report, 2024, section 2), and minus infinity where `masked` and the row does not see the
+// key. for_scores(f) calls f(score, key of the tile, position of the row) for every score of the lane. key_scales [keys
+// of the tile]: where tokens have their own.
 template <class C, class ForScores>
 __device__ __forceinline__ void finish_scores(ForScores&& for_scores, const float* key_scales, float scale,
                                               float softcap, bool masked, int first_key, int window) {
-  const float factor = softcap > 0 ? scale / softcap : scale * kLog2e;
-  for_scores([&](float& x, int key, int) { x *= kTokenScales<C> ? factor * key_scales[key] : factor; });
+  const float factor = score_factor(scale, softcap);
+  if constexpr (!kGroupScales<C>)
+    for_scores([&](float& x, int key, int) { x *= kTokenScales<C> ? factor * key_scales[key] : factor; });
   if (softcap > 0) for_scores([&](float& x, int, int) { x = softcap * kLog2e * tanhf(x); });
   if (!masked) return;
   for_scores([&](float& x, int key, int position) {

@@ -94,132 +94,236 @@ __global__ void __launch_bounds__(kAbsorbThreads)
   }
 }
 
-// The mean of a token's latents over its splits s = group, group + groups, ...: the lane's eight values of a half.
-__device__ __forceinline__ void merge_splits(const Job& job, int64_t at, int group, int groups, int half,
-                                             float (&mean)[8]) {
-  constexpr int kMost = kMostSplits / 32;
-  const int lane = threadIdx.x % 32;
-  float share[kMost], weight[kMost], top = -INFINITY, all = 0;
+// Merges the splits of a head and multiplies by its value weights, 16 rows of which two warps (a pair) have, half of
+// the latent each, for eight tokens at a time, by mma: a mean is the sum of two bf16 numbers there. Grid: heads.
+inline constexpr int kValueThreads = 512, kPairs = kValueThreads / 64;
+inline constexpr int kTogether = 32;           // tokens that are merged before they are multiplied
+inline constexpr int kMeanStride = kRank + 4;  // words: 16 bytes of eight tokens fall into different banks
+struct ValueWarp {
+  const __nv_bfloat16* rows;  // the lane's columns of the head's value weights
+  uint4* kept;                // [16, kValueThreads] in shared memory, of which a thread has its column
+  int value, row;
+
+  // Asks for rows `tile` * 16 + row and 8 further. They wait in shared memory, for registers are full while means are
+  // merged.
+  __device__ __forceinline__ void ask(int tile) const {
 #pragma unroll
-  for (int i = 0; i < kMost; ++i) {
-    const int s = 32 * i + lane;
-    const bool there = s < job.splits;
-    share[i] = there ? __ldcg(job.top + at + s) : -INFINITY;
-    const float2 both = there ? __ldcg(job.weight + at + s) : float2{};
-    weight[i] = both.x + both.y;
+    for (int i = 0; i < 16; ++i) {
+      const int own = tile * 16 + row + i % 2 * 8;
+      const bool there = own < value;
+      cp_async16(kept + i * kValueThreads + threadIdx.x, rows + (there ? own * kRank + i / 2 * 32 : 0), there);
+    }
+    cp_async_commit();
+  }
+  __device__ __forceinline__ void take(uint4 (&w)[16]) const {
+    cp_async_wait<0>();
+#pragma unroll
+    for (int i = 0; i < 16; ++i) w[i] = kept[i * kValueThreads + threadIdx.x];
+  }
+};
+// c = the rows of `w` times the means; mean: the lane's columns of the token that it brings, as pack_mean() makes them.
+__device__ __forceinline__ void multiply_means(const uint4 (&w)[16], const uint32_t* mean, float (&c)[4]) {
+  float part[4][4] = {};
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const uint4 low = *reinterpret_cast<const uint4*>(mean + 32 * i),
+                high = *reinterpret_cast<const uint4*>(mean + 32 * i + 4);
+    const uint4 a = w[2 * i], b = w[2 * i + 1];
+    // The 32 columns in another order than their own, the same one in both operands.
+    mma_bf16(part[0], {a.x, b.x, a.y, b.y}, low.y, low.w);
+    mma_bf16(part[1], {a.z, b.z, a.w, b.w}, high.y, high.w);
+    mma_bf16(part[2], {a.x, b.x, a.y, b.y}, low.x, low.z);
+    mma_bf16(part[3], {a.z, b.z, a.w, b.w}, high.x, high.z);
   }
 #pragma unroll
-  for (int i = 0; i < kMost; ++i) top = fmaxf(top, share[i]);
-  top = warp_max(top);
+  for (int i = 0; i < 4; ++i) c[i] = (part[0][i] + part[1][i]) + (part[2][i] + part[3][i]);
+}
+
+// Two values as bf16, and what is left of them.
+__device__ __forceinline__ uint2 pack_mean(float low, float high) {
+  const uint32_t first = pack_bf16(low, high);
+  return {first, pack_bf16(low - __uint_as_float(first << 16), high - __uint_as_float(first & 0xffff0000u))};
+}
+
+// What the mean of each split counts for in that of `some` tokens of a head from `token` on: shares [some, splits].
+// Sixteen lanes or a warp a token.
+__device__ __forceinline__ void share_splits(const Job& job, int64_t token, int some, int head, float* shares) {
+  constexpr int kMost = kMostSplits / 32;
+  const int width = job.splits <= 16 ? 16 : 32, lane = threadIdx.x % width, teams = kValueThreads / width;
+  for (int first = 0; first < some; first += teams) {
+    const int own = first + static_cast<int>(threadIdx.x) / width;
+    const int64_t at = ((token + own) * job.heads + head) * job.splits;
+    float share[kMost], weight[kMost], top = -INFINITY, all = 0;
 #pragma unroll
-  for (int i = 0; i < kMost; ++i) share[i] = expf(share[i] - top), all = fmaf(share[i], weight[i], all);
-  const float inverse = 1 / warp_sum(all);
+    for (int i = 0; i < kMost; ++i) {
+      if (32 * i >= job.splits) break;
+      const int s = 32 * i + lane;
+      const bool there = own < some && s < job.splits;
+      share[i] = there ? __ldcg(job.top + at + s) : -INFINITY;
+      const float2 both = there ? __ldcg(job.weight + at + s) : float2{};
+      weight[i] = both.x + both.y;
+    }
 #pragma unroll
-  for (int i = 0; i < kMost; ++i) {
-    if (32 * i >= job.splits) break;
-#pragma unroll 4
-    for (int j = group; j < 32; j += groups) {
-      const float own = __shfl_sync(0xffffffffu, share[i], j) * inverse;
-      uint4 v{};
-      if (own > 0) v = __ldcg(job.mean + ((at + 32 * i + j) * 2 + half) * (kRank / 16) + lane);  // or there is nothing
-      const uint32_t two[4] = {v.x, v.y, v.z, v.w};
+    for (int i = 0; i < kMost; ++i) {
+      if (32 * i >= job.splits) break;
+      top = fmaxf(top, share[i]);
+    }
+    top = warp_reduce(top, Max{}, width);
 #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        mean[2 * k] = fmaf(own, __uint_as_float(two[k] << 16), mean[2 * k]);
-        mean[2 * k + 1] = fmaf(own, __uint_as_float(two[k] & 0xffff0000u), mean[2 * k + 1]);
-      }
+    for (int i = 0; i < kMost; ++i) {
+      if (32 * i >= job.splits) break;
+      share[i] = expf(share[i] - top), all = fmaf(share[i], weight[i], all);
+    }
+    const float inverse = 1 / warp_reduce(all, Sum{}, width);
+#pragma unroll
+    for (int i = 0; i < kMost; ++i) {
+      if (32 * i >= job.splits) break;
+      if (const int s = 32 * i + lane; own < some && s < job.splits) shares[own * job.splits + s] = share[i] * inverse;
     }
   }
 }
 
-// Merges the splits of a head and multiplies by its value weights, 16 rows of which two warps have, half of the latent
-// each, for eight tokens at a time, by mma: a mean is the sum of two bf16 numbers there. Grid: heads.
-inline constexpr int kValueThreads = 512, kPairs = kValueThreads / 64, kTogether = 8;
-struct ValueWarp {
-  const __nv_bfloat16* rows;  // the lane's columns of the head's value weights
-  int value, row, column;
-  uint4 w[8][2];
+// A warp's part of merging: of every token `stride` further from `token` on, half of the latent, of every split
+// `groups` further from `group` on. All that is to be read is asked for before the shares are known; where a split has
+// no keys, that is nothing, and its share 0.
+struct Merger {
+  static constexpr int kAhead = 9;
+  const Job& job;
+  int64_t first;  // the tokens' first
+  int head, some, token, stride, group, groups, half;
+  uint4 ahead[kAhead];
 
-  // Of rows `tile` * 16 + row and 8 further.
-  __device__ __forceinline__ void load(int tile) {
+  struct Place {
+    int token, split;
+  };
+  __device__ __forceinline__ void step(Place& p) const {
+    p.split += groups;
+    if (p.split >= job.splits) p.split = group, p.token += stride;
+  }
+  // Asks for the next kAhead of the tokens and splits.
+  __device__ __forceinline__ void ask(Place p) {
 #pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      const int own = tile * 16 + row + i % 2 * 8;
-      w[i / 2][i % 2] = own < value ? __ldg(reinterpret_cast<const uint4*>(rows + own * kRank + i / 2 * 32)) : uint4{};
+    for (int i = 0; i < kAhead; ++i) {
+      if (p.token >= some) break;
+      const int64_t at = ((first + p.token) * job.heads + head) * job.splits + p.split;
+      ahead[i] = __ldcg(job.mean + (at * 2 + half) * (kRank / 16) + threadIdx.x % 32);
+      step(p);
     }
   }
-  // c = rows times the means; mean: the lane's columns of the token that it brings, or null.
-  __device__ __forceinline__ void multiply(const float* mean, float (&c)[4]) const {
-    float part[4][4] = {};
+  __device__ __forceinline__ Place begin() const { return {group < job.splits ? token : some, group}; }
+  // Calls put(token, mean) with the lane's eight values of each token that has splits of the group.
+  template <class F>
+  __device__ __forceinline__ void merge(const float* shares, F&& put) {
+    float mean[8] = {};
+    for (Place p = begin(); p.token < some;) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      float v[8] = {};
-      if (mean) {
-        const float4 low = *reinterpret_cast<const float4*>(mean + 32 * i),
-                     high = *reinterpret_cast<const float4*>(mean + 32 * i + 4);
-        v[0] = low.x, v[1] = low.y, v[2] = low.z, v[3] = low.w;
-        v[4] = high.x, v[5] = high.y, v[6] = high.z, v[7] = high.w;
-      }
-      uint32_t first[4], rest[4];
+      for (int i = 0; i < kAhead; ++i) {
+        if (p.token >= some) break;
+        const float own = shares[p.token * job.splits + p.split];
+        const uint32_t two[4] = {ahead[i].x, ahead[i].y, ahead[i].z, ahead[i].w};
+        if (own > 0)
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        first[j] = pack_bf16(v[2 * j], v[2 * j + 1]);
-        rest[j] = pack_bf16(v[2 * j] - __uint_as_float(first[j] << 16),
-                            v[2 * j + 1] - __uint_as_float(first[j] & 0xffff0000u));
+          for (int k = 0; k < 4; ++k) {
+            mean[2 * k] = fmaf(own, __uint_as_float(two[k] << 16), mean[2 * k]);
+            mean[2 * k + 1] = fmaf(own, __uint_as_float(two[k] & 0xffff0000u), mean[2 * k + 1]);
+          }
+        if (p.split + groups >= job.splits) {
+          put(p.token, mean);
+#pragma unroll
+          for (float& x : mean) x = 0;
+        }
+        step(p);
       }
-      const uint4 a = w[i][0], b = w[i][1];
-      // The 32 columns in another order than their own, the same one in both operands.
-      mma_bf16(part[0], {a.x, b.x, a.y, b.y}, rest[0], rest[1]);
-      mma_bf16(part[1], {a.z, b.z, a.w, b.w}, rest[2], rest[3]);
-      mma_bf16(part[2], {a.x, b.x, a.y, b.y}, first[0], first[1]);
-      mma_bf16(part[3], {a.z, b.z, a.w, b.w}, first[2], first[3]);
+      ask(p);
     }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) c[i] = (part[0][i] + part[1][i]) + (part[2][i] + part[3][i]);
   }
 };
+
+// Leaves the means of `some` tokens from `first` on, in pairs as pack_mean() makes them; of token t at t * the result.
+__device__ __forceinline__ int merge_means(const Job& job, int64_t first, int some, uint32_t* means, float* shares) {
+  const int lane = threadIdx.x % 32, pair = threadIdx.x / 64, half = threadIdx.x / 32 % 2, head = blockIdx.x;
+  const int groups = some == 1 ? 8 : some == 2 ? 4 : some <= 4 ? 2 : 1;  // of a token's splits
+  Merger m{.job = job,
+           .first = first,
+           .head = head,
+           .some = some,
+           .token = pair / groups,
+           .stride = kPairs / groups,
+           .group = pair % groups,
+           .groups = groups,
+           .half = half};
+  m.ask(m.begin());
+  share_splits(job, first, some, head, shares);
+  __syncthreads();
+  const int column = half * (kRank / 2) + lane / 4 * 32 + lane % 4 * 2;
+  const auto put = [&](int token, const float(&mean)[8]) {
+    uint32_t* to = means + (token * groups + m.group) * kMeanStride + column;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float low = mean[2 * j], high = mean[2 * j + 1];
+      *reinterpret_cast<uint2*>(to + 8 * j) =
+          groups == 1 ? pack_mean(low, high) : uint2{__float_as_uint(low), __float_as_uint(high)};
+    }
+  };
+  m.merge(shares, put);
+  __syncthreads();
+  if (groups == 1) return 1;
+  const int there = min(groups, job.splits);
+  for (int t = threadIdx.x / 256; t < some; t += kValueThreads / 256) {
+    uint32_t* at = means + t * groups * kMeanStride + threadIdx.x % 256 * 2;
+    float low = 0, high = 0;
+    for (int i = 0; i < there; ++i) {
+      const uint2 two = *reinterpret_cast<const uint2*>(at + i * kMeanStride);
+      low += __uint_as_float(two.x), high += __uint_as_float(two.y);
+    }
+    *reinterpret_cast<uint2*>(at) = pack_mean(low, high);
+  }
+  __syncthreads();
+  return groups;
+}
+
+// Dynamic shared memory: the weights, the means, then the shares.
+inline int means_for(int64_t tokens) { return static_cast<int>(std::clamp<int64_t>(tokens, kPairs, kTogether)); }
+inline size_t values_shared(int64_t tokens, int splits) {
+  return 16 * 16 * kValueThreads +
+         sizeof(uint32_t) * (means_for(tokens) * kMeanStride + std::min<int64_t>(tokens, kTogether) * splits);
+}
 __global__ void __launch_bounds__(kValueThreads)
-    values_kernel(const __grid_constant__ Job job, int64_t tokens, __nv_bfloat16* __restrict__ out) {
-  __shared__ float means[kTogether][kRank];
-  __shared__ float4 others[kPairs][32];  // what the second warps of the pairs have made
+    values_kernel(const __grid_constant__ Job job, int64_t tokens, int means_at_once, __nv_bfloat16* __restrict__ out) {
+  extern __shared__ __align__(16) uint4 weights[];
+  __shared__ float4 others[kTogether / 8][kPairs][32];  // what the second warps of the pairs have made
   const int head = blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32, pair = warp / 2, half = warp % 2;
+  const int column = half * (kRank / 2) + lane % 4 * 8;
   allow_successor();
-  ValueWarp own{.value = job.value, .row = lane / 4, .column = half * (kRank / 2) + lane % 4 * 8};
-  own.rows = job.w + (static_cast<int64_t>(head) * (job.nope + job.value) + job.nope) * kRank + own.column;
-  own.load(pair);
+  uint32_t* means = reinterpret_cast<uint32_t*>(weights + 16 * kValueThreads);
+  ValueWarp own{.kept = weights, .value = job.value, .row = lane / 4};
+  own.rows = job.w + (static_cast<int64_t>(head) * (job.nope + job.value) + job.nope) * kRank + column;
+  own.ask(pair);
   await_predecessor();
   for (int64_t t0 = 0; t0 < tokens; t0 += kTogether) {
     const int some = static_cast<int>(min(int64_t{kTogether}, tokens - t0));
-    const int groups = some == 1 ? 8 : some == 2 ? 4 : some <= 4 ? 2 : 1;  // of a token's splits
-    const int token = pair / groups;
-    float merged[8] = {};
-    if (token < some)
-      merge_splits(job, ((t0 + token) * job.heads + head) * job.splits, pair % groups, groups, half, merged);
-    float2* to = reinterpret_cast<float2*>(&means[pair][half * (kRank / 2) + lane / 4 * 32 + lane % 4 * 2]);
+    const int apart = merge_means(job, t0, some, means, reinterpret_cast<float*>(means + means_at_once * kMeanStride));
+    for (int tile = pair; tile / kPairs * kPairs * 16 < job.value; tile += kPairs) {
+      if (job.value > kPairs * 16) own.ask(tile);
+      uint4 w[16];
+      own.take(w);
+      float c[kTogether / 8][4];
 #pragma unroll
-    for (int j = 0; j < 4; ++j) to[4 * j] = make_float2(merged[2 * j], merged[2 * j + 1]);
-    __syncthreads();
-    if (groups > 1) {
-      for (int t = 0; t < some; ++t) {
-        float all = 0;
-        for (int i = 0; i < groups; ++i) all += means[t * groups + i][threadIdx.x];
-        means[t * groups][threadIdx.x] = all;
+      for (int n = 0; n < kTogether / 8; ++n) {
+        if (8 * n >= some) break;
+        // What there is past the last token becomes columns that are not stored.
+        multiply_means(w, means + min(8 * n + lane / 4, some - 1) * apart * kMeanStride + column, c[n]);
+        if (half == 1) others[n][pair][lane] = make_float4(c[n][0], c[n][1], c[n][2], c[n][3]);
       }
       __syncthreads();
-    }
-    const float* mean = lane / 4 < some ? &means[lane / 4 * groups][own.column] : nullptr;
-    for (int tile = pair; tile / kPairs * kPairs * 16 < job.value; tile += kPairs) {
-      if (job.value > kPairs * 16) own.load(tile);
-      float c[4];
-      own.multiply(mean, c);
-      if (half == 1) others[pair][lane] = make_float4(c[0], c[1], c[2], c[3]);
-      __syncthreads();
-      if (half == 0) {
-        const float4 other = others[pair][lane];
-        const float all[4] = {c[0] + other.x, c[1] + other.y, c[2] + other.z, c[3] + other.w};
+#pragma unroll
+      for (int n = 0; n < kTogether / 8; ++n) {
+        if (half == 1 || 8 * n >= some) break;
+        const float4 other = others[n][pair][lane];
+        const float all[4] = {c[n][0] + other.x, c[n][1] + other.y, c[n][2] + other.z, c[n][3] + other.w};
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const int t = lane % 4 * 2 + i % 2, row = tile * 16 + lane / 4 + i / 2 * 8;
+          const int t = 8 * n + lane % 4 * 2 + i % 2, row = tile * 16 + lane / 4 + i / 2 * 8;
           if (t < some && row < job.value)
             out[((t0 + t) * job.heads + head) * job.value + row] = __float2bfloat16_rn(all[i]);
         }
@@ -241,6 +345,8 @@ inline void attend(CudaState& s, const LatentQueries& q, ConstTensorView w, Cons
   auto* mean = s.scratch_of<__nv_bfloat16>(rows * z.rank + rows * splits * (z.rank + 6));
   __nv_bfloat16* absorbed = mean + rows * splits * z.rank;
   auto* weight = reinterpret_cast<float2*>(absorbed + rows * z.rank);
+  FEWBIT_CUDA_CALL(cudaFuncSetAttribute(values_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                        static_cast<int>(values_shared(at_once, splits))));
   for (int64_t t = 0; t < all; t += at_once) {
     const int64_t tokens = std::min(at_once, all - t);
     const Job job{.positions = positions.as<int32_t>() + t,
@@ -262,8 +368,8 @@ inline void attend(CudaState& s, const LatentQueries& q, ConstTensorView w, Cons
     launch_overlapping(s, absorb_kernel, heads, dim3(kAbsorbThreads), 0, q.nope.as<__nv_bfloat16>() + t * q.nope.cols(),
                        job, tokens, absorbed);
     launch(s, job, absorbed, q.rope.as<__nv_bfloat16>() + t * q.rope.cols(), tokens, seqs);
-    launch_overlapping(s, values_kernel, heads, dim3(kValueThreads), 0, job, tokens,
-                       out.as<__nv_bfloat16>() + t * out.cols());
+    launch_overlapping(s, values_kernel, heads, dim3(kValueThreads), values_shared(tokens, splits), job, tokens,
+                       means_for(tokens), out.as<__nv_bfloat16>() + t * out.cols());
   }
 }
 

@@ -2,7 +2,9 @@
 // a column of S and hold its rows in registers (lane p those with row % 4 == p), so that both products of a token are a
 // loop over registers and two shuffles. Queries and keys of kTile tokens are staged in shared memory and brought to
 // unit length there by a warp each. Bytes: q and k once for every block of 32 columns, v, out and the state once.
+// A single token of many sequences is bound by reading and writing their states, for which step_kernel is.
 #include "kernels/device/exponential.cuh"
+#include "kernels/device/launch.cuh"
 #include "kernels/device/reduce.cuh"
 #include "kernels/device/vec.cuh"
 #include "kernels/exec/exec_cuda.h"
@@ -111,8 +113,104 @@ __global__ void __launch_bounds__(kThreads) delta_rule_kernel(Delta<T> a) {
     if (const int row = r * kLanes + part; row < a.k_dim) state[static_cast<int64_t>(row) * a.v_dim] = s[r];
 }
 
+// What a block of step_kernel knows of its token.
+template <int kDim, bool kEach, int kAcross>
+struct Token {
+  float unit[2][kDim];  // the query and the key
+  float keep[kEach ? kDim : 1], beta, v[kAcross];
+
+  // Each warp brings a part, so that all of them are on their way at once. The arithmetic is that of stage().
+  template <class T>
+  __device__ __forceinline__ void bring(const Delta<T>& a, int64_t token, int head, int column) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, k_head = head / (a.v_heads / a.k_heads);
+    if (warp < 2) {
+      const T* x = (warp == 0 ? a.q + token * a.q_width : a.k + token * a.k_width) + k_head * kDim;
+      float own[kDim / 32], sum = 0;
+#pragma unroll
+      for (int i = 0; i < kDim / 32; ++i) own[i] = to_f32(x[32 * i + lane]);
+#pragma unroll
+      for (int i = 0; i < kDim / 32; ++i) sum += own[i] * own[i];
+      const float length = sqrtf(warp_sum(sum) + 1e-6f);
+      const float to_unit = 1.f / (warp == 0 ? length * sqrtf(static_cast<float>(kDim)) : length);
+#pragma unroll
+      for (int i = 0; i < kDim / 32; ++i) unit[warp][32 * i + lane] = own[i] * to_unit;
+    } else if (warp == 2) {
+      constexpr int kGates = kEach ? kDim : 1;
+      const T* decay = a.decay + (token * a.v_heads + head) * kGates;
+      for (int i = lane; i < kGates; i += 32)
+        keep[i] = expf(-expf(a.a_log[head]) * softplus(to_f32(decay[i]) + a.dt_bias[head * kGates + i]));
+      if (lane == 31) beta = 1.f / (1.f + expf(-to_f32(a.beta[token * a.v_heads + head])));
+    } else {
+#pragma unroll
+      for (int i = lane; i < kAcross; i += 32) v[i] = to_f32(a.v[token * a.v_width + head * kDim + column + i]);
+    }
+  }
+};
+
+// One token of square states: a block has 64 columns, a lane two of them and a warp every fourth row, so that a warp's
+// loads are whole lines. The sums are in the order of delta_rule_kernel, and so are the bits.
+constexpr int kWide = 2;
+template <class T, int kRows, bool kEach>
+__global__ void __launch_bounds__(kThreads, kRows* kWide > 32 ? 5 : 8) step_kernel(Delta<T> a) {
+  constexpr int kAcross = 32 * kWide, kDim = kRows * kLanes, kToNext = kLanes * kDim;  // to the lane's next row
+  __shared__ Token<kDim, kEach, kAcross> token;
+  __shared__ Vec<float, kWide> sums[2][kLanes][32];  // of found values and of outputs, by warps
+  const int head = static_cast<int>(blockIdx.y) % a.v_heads, first_column = static_cast<int>(blockIdx.x) * kAcross;
+  const int64_t seq = blockIdx.y / a.v_heads;
+  const int part = threadIdx.x / 32, lane = threadIdx.x % 32;
+  float* own = a.state + ((seq * a.v_heads + head) * kDim + part) * kDim + first_column + lane * kWide;
+  allow_successor();
+  await_predecessor();
+  Vec<float, kWide> s[kRows];
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) s[r] = load_vec<float, kWide>(own + r * kToNext);
+  token.bring(a, seq, head, first_column);
+  __syncthreads();
+  const auto sum_of = [&](int which, int at, int i) {  // as warp_reduce() adds four lanes
+    return (sums[which][0][at][i] + sums[which][2][at][i]) + (sums[which][1][at][i] + sums[which][3][at][i]);
+  };
+  Vec<float, kWide> found{}, out{}, change;
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    const int row = r * kLanes + part;
+    const float keep = token.keep[kEach ? row : 0], k = token.unit[1][row];
+#pragma unroll
+    for (int i = 0; i < kWide; ++i) s[r][i] *= keep, found[i] = fmaf(s[r][i], k, found[i]);
+  }
+  sums[0][part][lane] = found;
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kWide; ++i) change[i] = token.beta * (token.v[lane * kWide + i] - sum_of(0, lane, i));
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    const int row = r * kLanes + part;
+    const float q = token.unit[0][row], k = token.unit[1][row];
+#pragma unroll
+    for (int i = 0; i < kWide; ++i) s[r][i] = fmaf(k, change[i], s[r][i]), out[i] = fmaf(s[r][i], q, out[i]);
+    store_vec(own + r * kToNext, s[r]);
+  }
+  sums[1][part][lane] = out;
+  __syncthreads();
+  if (const int i = threadIdx.x; i < kAcross)
+    a.out[(seq * a.v_heads + head) * kDim + first_column + i] = from_f32<T>(sum_of(1, i / kWide, i % kWide));
+}
+
+// Takes one token of square states of 4 kRows, where each multiprocessor has one: of fewer, blocks of 32 columns bring
+// more at once. Otherwise does nothing and returns false.
+template <class T, int kRows, bool kEach>
+bool launch_step(Exec& ex, const Delta<T>& a, int64_t seqs) {
+  constexpr int kDim = kRows * kLanes;
+  CudaState& s = ex.cuda_state();
+  if (a.len != 1 || !a.state || a.k_dim != kDim || a.v_dim != kDim || !aligned16(a.state)) return false;
+  if (seqs * a.v_heads < s.sms()) return false;
+  const dim3 blocks(kDim / (32 * kWide), static_cast<unsigned>(seqs * a.v_heads));
+  launch_overlapping(s, step_kernel<T, kRows, kEach>, blocks, dim3(kThreads), 0, a);
+  return true;
+}
+
 template <class T, bool kEach>
 void launch(Exec& ex, const Delta<T>& a, int64_t seqs) {
+  if (launch_step<T, 32, kEach>(ex, a, seqs) || launch_step<T, 16, kEach>(ex, a, seqs)) return;
   auto* kernel = a.k_dim <= 32    ? delta_rule_kernel<T, 8, kEach>
                  : a.k_dim <= 64  ? delta_rule_kernel<T, 16, kEach>
                  : a.k_dim <= 128 ? delta_rule_kernel<T, 32, kEach>

@@ -126,7 +126,8 @@ FEWBIT_DEVICE_TEST(DeltaRule, WholeAndInPieces) {
     for (const DeltaCase& c : {DeltaCase{2, 19, {2, 4, 32, 32}, false}, DeltaCase{1, 9, {3, 3, 20, 40}, true},
                                DeltaCase{1, 33, {1, 2, 128, 128}, false}, DeltaCase{2, 8, {1, 1, 256, 16}, true},
                                DeltaCase{1, 10, {2, 2, 64, 24}, false}, DeltaCase{2, 150, {1, 2, 32, 48}, false},
-                               DeltaCase{1, 131, {2, 2, 64, 64}, true}}) {
+                               DeltaCase{1, 131, {2, 2, 64, 64}, true}, DeltaCase{90, 3, {1, 2, 128, 128}, false},
+                               DeltaCase{60, 2, {1, 3, 64, 64}, true}, DeltaCase{45, 2, {2, 4, 128, 128}, true}}) {
       const DeltaTensors in(c, dtype);
       const Tensor a = ex.to_device(in.a_log), dt = ex.to_device(in.dt_bias);
       std::vector<double> behind;
