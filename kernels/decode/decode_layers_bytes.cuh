@@ -252,6 +252,7 @@ struct ByteWeights {
   static constexpr int kOwnOutputs = kOutputs / kKSplits, kExchangeTiles = kExchangeOutputs / kOutputs;
   static constexpr int kStageBytes = kByteStageBytes;
   static constexpr int kInputBytes = 2 * kStageK, kGroupBytes = 0;
+  static constexpr int kStaticBytes = 6656;
 
   __device__ __forceinline__ static Input input(const InputShared& space, const WorkRange& range, int product,
                                                 const LayerRecord& layer, int layer_index) {

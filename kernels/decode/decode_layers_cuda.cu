@@ -19,13 +19,19 @@ namespace fewbit::cuda {
 namespace decode_step {
 namespace {
 
-constexpr size_t kStaticShared = 6592;  // the kernel's static shared memory is no larger
+// Whether a block of the kernel has as little static shared memory as its kind says, which the room of the rings is
+// counted by.
+bool holds_static_bytes(const Kernel& kernel, const WeightKind& kind) {
+  cudaFuncAttributes of{};
+  FEWBIT_CUDA_CALL(cudaFuncGetAttributes(&of, kernel.function));
+  return of.sharedSizeBytes <= static_cast<size_t>(kind.static_bytes);
+}
 
 // Blocks that run at the same time; as many of every kernel, since a block of each takes a whole multiprocessor.
 int resident_blocks(CudaState& s) {
   const Kernel kernel = find_kernel<SymmetricWeights>(128, DType::bf16, true);
-  return kKSplits * ClusterLaunch(s, kernel.function, kKSplits, kKSplits, kBlockThreads, s.max_shared() - kStaticShared)
-                        .most_clusters();
+  const size_t shared = s.max_shared() - static_cast<size_t>(SymmetricWeights::kStaticBytes);
+  return kKSplits * ClusterLaunch(s, kernel.function, kKSplits, kKSplits, kBlockThreads, shared).most_clusters();
 }
 
 bool has_experts(const DecodeLayer& l) { return !l.mixture.up.empty(); }
@@ -168,7 +174,7 @@ bool plan_shared(LaunchPlan& plan, const WeightKind& kind, int64_t head_dim, int
     // One in flight is faster where the ring is long (what is read between products waits behind the weights), two
     // where a short ring must fill.
     job.in_flight = job.experts > 0 ? kMixtureInFlight : job.stages == kMaxStages ? 1 : kMaxInFlight;
-    if (plan.shared + kStaticShared <= most) return true;
+    if (plan.shared + static_cast<size_t>(kind.static_bytes) <= most) return true;
   }
   return false;
 }
@@ -222,6 +228,7 @@ LaunchPlan plan_of(const CudaState& s, int blocks, const std::vector<DecodeLayer
     plan.kernel = kind.sharing(a.head_dim, l.cache.k.dtype, !form.attention_apart);
     plan_shared(plan, kind, a.head_dim, 0, s.max_shared());  // that kernel holds no records
   }
+  FEWBIT_ASSERT(holds_static_bytes(plan.kernel, kind));
   plan.shared_sums = shared_sum_bytes(job, blocks / kKSplits, kind);
   return plan;
 }

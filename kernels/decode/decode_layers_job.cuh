@@ -137,6 +137,7 @@ struct WeightKind {
   int stage_bytes;                 // of a tile of weights
   int input_bytes, group_bytes;    // of a k tile of the input, and of its LimbGroup
   int record_bytes;                // of LayerRecord or ZeroLayerRecord
+  int static_bytes;                // static shared memory of a block, at most
   int heads;                       // query heads of a block of attention
   KernelFinder kernel;             // whole step: attention is inside
   KernelFinder sharing = nullptr;  // the same that shares n tiles, or none

@@ -237,6 +237,7 @@ WeightKind weights_kind(KernelFinder sharing = nullptr) {
           .input_bytes = Weights::kInputBytes,
           .group_bytes = Weights::kGroupBytes,
           .record_bytes = static_cast<int>(sizeof(typename Weights::Record)),
+          .static_bytes = Weights::kStaticBytes,
           .heads = Weights::kHeads,
           .kernel = &find_kernel<Weights>,
           .sharing = sharing};
