@@ -10,10 +10,9 @@
 
 // The producer warps of a decode step in one launch know the order of their tiles for themselves, and so do the
 // consumer warps, which take them from the rings. Here both are walked through on the host, for random products.
-namespace fewbit::test {
+// Beside what it tests: tests of other products have names of the same kind.
+namespace fewbit::cuda::decode_step::order_test {
 namespace {
-
-using namespace cuda::decode_step;
 
 struct Tile {
   int layer, product, n_tile, k_tile;
@@ -189,4 +188,4 @@ TEST(DecodeOrder, SharedTilesEvenOutTheBlocks) {
 }
 
 }  // namespace
-}  // namespace fewbit::test
+}  // namespace fewbit::cuda::decode_step::order_test
