@@ -19,14 +19,6 @@ namespace fewbit::cuda {
 namespace decode_step {
 namespace {
 
-// Whether a block of the kernel has as little static shared memory as its kind says, which the room of the rings is
-// counted by.
-bool holds_static_bytes(const Kernel& kernel, const WeightKind& kind) {
-  cudaFuncAttributes of{};
-  FEWBIT_CUDA_CALL(cudaFuncGetAttributes(&of, kernel.function));
-  return of.sharedSizeBytes <= static_cast<size_t>(kind.static_bytes);
-}
-
 // Blocks that run at the same time; as many of every kernel, since a block of each takes a whole multiprocessor.
 int resident_blocks(CudaState& s) {
   const Kernel kernel = find_kernel<SymmetricWeights>(128, DType::bf16, true);
@@ -228,7 +220,7 @@ LaunchPlan plan_of(const CudaState& s, int blocks, const std::vector<DecodeLayer
     plan.kernel = kind.sharing(a.head_dim, l.cache.k.dtype, !form.attention_apart);
     plan_shared(plan, kind, a.head_dim, 0, s.max_shared());  // that kernel holds no records
   }
-  FEWBIT_ASSERT(holds_static_bytes(plan.kernel, kind));
+  FEWBIT_ASSERT(static_shared_bytes(plan.kernel.function) <= static_cast<size_t>(kind.static_bytes));
   plan.shared_sums = shared_sum_bytes(job, blocks / kKSplits, kind);
   return plan;
 }

@@ -94,4 +94,11 @@ class ClusterLaunch {
   cudaLaunchConfig_t config_{};
 };
 
+// Static shared memory of a block of the kernel, in bytes: what is planned beside it must leave room for it.
+inline size_t static_shared_bytes(const void* kernel) {
+  cudaFuncAttributes of{};
+  FEWBIT_CUDA_CALL(cudaFuncGetAttributes(&of, kernel));
+  return of.sharedSizeBytes;
+}
+
 }  // namespace fewbit::cuda
