@@ -111,6 +111,7 @@ struct LaunchPlan {
   size_t workspace = 0;    // bytes
   size_t shared_sums = 0;  // bytes of Job::shared_sums
   int record_bytes = 0;    // of a layer in the table
+  int static_bytes = 0;    // of the kernel's static shared memory that the plan leaves room for
   std::string refusal;     // "" = the layers have a kernel
 };
 
@@ -220,7 +221,7 @@ LaunchPlan plan_of(const CudaState& s, int blocks, const std::vector<DecodeLayer
     plan.kernel = kind.sharing(a.head_dim, l.cache.k.dtype, !form.attention_apart);
     plan_shared(plan, kind, a.head_dim, 0, s.max_shared());  // that kernel holds no records
   }
-  FEWBIT_ASSERT(static_shared_bytes(plan.kernel.function) <= static_cast<size_t>(kind.static_bytes));
+  plan.static_bytes = kind.static_bytes;
   plan.shared_sums = shared_sum_bytes(job, blocks / kKSplits, kind);
   return plan;
 }
@@ -363,6 +364,7 @@ void prepare_stack(Exec& ex, DecodeStack& stack) {
   stack.blocks = decode_step::resident_blocks(s);
   const decode_step::LaunchPlan plan = decode_step::plan_of(s, stack.blocks, stack.layers, stack.form);
   FEWBIT_ASSERT(plan.refusal.empty());
+  FEWBIT_ASSERT(static_shared_bytes(plan.kernel.function) <= static_cast<size_t>(plan.static_bytes));
   Tensor table = Tensor::host(DType::u8, {plan.record_bytes * static_cast<int64_t>(stack.layers.size())});
   stack.experts = decode_step::expert_table(ex, stack.layers);
   const auto* experts = static_cast<const decode_step::Weight*>(stack.experts.view().data);

@@ -69,6 +69,12 @@ double nvfp4_global_scale(float absmax) {
 }
 
 namespace {
+// Lowers `first`, which other threads lower too, to `at` where that comes before it.
+void lower_to(std::atomic<int64_t>& first, int64_t at) {
+  for (int64_t seen = first; at < seen && !first.compare_exchange_weak(seen, at);) {
+  }
+}
+
 // The first of n codes whose bits under `mask` are above `top`; n when there is none. Whole chunks are judged
 // by their maximum, which the compiler turns into vector instructions.
 int64_t first_above(const uint8_t* codes, int64_t n, int top, uint8_t mask = 0xff) {
@@ -77,9 +83,7 @@ int64_t first_above(const uint8_t* codes, int64_t n, int top, uint8_t mask = 0xf
     uint8_t largest = 0;
     for (int64_t i = begin; i < end; ++i) largest = std::max<uint8_t>(largest, codes[i] & mask);
     if (largest <= top) return;
-    const int64_t at = std::find_if(codes + begin, codes + end, [&](uint8_t c) { return (c & mask) > top; }) - codes;
-    for (int64_t seen = first; at < seen && !first.compare_exchange_weak(seen, at);) {
-    }
+    lower_to(first, std::find_if(codes + begin, codes + end, [&](uint8_t c) { return (c & mask) > top; }) - codes);
   });
   return first;
 }
@@ -126,11 +130,8 @@ int64_t first_unheld(const Tensor& scales, DType type) {
   std::atomic<int64_t> first{n};
   parallel_for(n, 1 << 14, [&](int64_t begin, int64_t end) {
     const float* s = scales.as<float>();
-    for (int64_t i = begin; i < end; ++i) {
-      if (std::isfinite(s[i]) && holds(type, s[i])) continue;
-      for (int64_t seen = first; i < seen && !first.compare_exchange_weak(seen, i);) continue;
-      return;
-    }
+    const float* bad = std::find_if(s + begin, s + end, [&](float v) { return !std::isfinite(v) || !holds(type, v); });
+    if (bad != s + end) lower_to(first, bad - s);
   });
   return first;
 }

@@ -68,4 +68,13 @@ struct Int8Strip {
 void int8_dots(const Int8Strip&, const CodedRows&, float* sums);
 void wide_int8_dots(const Int8Strip&, const CodedRows&, float* sums);
 
+// Calls f.operator()<minima, wide>() as the form's scales are: wide ones are of 4 and 8 bits in groups of 32 alone.
+template <int kBits, int kGroup, class F>
+void with_scales(const BlockForm& form, const F& f) {
+  if constexpr (kGroup == 32 && (kBits == 4 || kBits == 8))
+    if (form.scale == BlockScale::wide)
+      return form.minima ? f.template operator()<true, true>() : f.template operator()<false, true>();
+  form.minima ? f.template operator()<true, false>() : f.template operator()<false, false>();
+}
+
 }  // namespace fewbit::cpu

@@ -182,10 +182,8 @@ void all_dots(const Int8Strip& w, const CodedRows& x, float* sums) {
 
 template <int kBits, int kGroup>
 void all_dots(const Int8Strip& w, const CodedRows& x, float* sums) {
-  if constexpr (kGroup == 32 && (kBits == 4 || kBits == 8))
-    if (w.form.scale == BlockScale::wide)
-      return (w.form.minima ? all_dots<kBits, kGroup, true, true> : all_dots<kBits, kGroup, false, true>)(w, x, sums);
-  (w.form.minima ? all_dots<kBits, kGroup, true, false> : all_dots<kBits, kGroup, false, false>)(w, x, sums);
+  with_scales<kBits, kGroup>(w.form,
+                             [&]<bool kMinima, bool kWide>() { all_dots<kBits, kGroup, kMinima, kWide>(w, x, sums); });
 }
 
 template <int kBits>
