@@ -7,5 +7,7 @@ template <class... F>
 struct Overloaded : F... {
   using F::operator()...;
 };
+template <class... F>  // C++20 deduces it; clang 16, which checks the sources, does not yet
+Overloaded(F...)->Overloaded<F...>;
 
 }  // namespace fewbit

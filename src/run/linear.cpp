@@ -57,9 +57,12 @@ Linear marlin_linear(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, D
   m.in = q.in();
   for (const NamedTensor& t : packed.tensors) {
     Tensor device = ex.to_device(t.tensor);
-    if (t.name == "w.B") m.b = std::move(device);
-    if (t.name == "w.s") m.s = std::move(device);
-    if (t.name == "w.z") m.z = std::move(device);
+    if (t.name == "w.B")
+      m.b = std::move(device);
+    else if (t.name == "w.s")
+      m.s = std::move(device);
+    else if (t.name == "w.z")
+      m.z = std::move(device);
   }
   FEWBIT_ASSERT(!m.b.empty() && !m.s.empty());
   m.bias = upload_as(ex, bias, dtype);

@@ -15,7 +15,6 @@ namespace {
 #define FEWBIT_WIDE_INLINE FEWBIT_WIDE_TARGET __attribute__((always_inline)) inline
 
 constexpr int kEight = 8, kParts = kLanes / kEight;  // outputs of a register, registers of a half
-constexpr int kWords = 8;                            // of four codes of x, in 32 columns
 constexpr int64_t kAheadBytes = 4096;                // as wide_dot_cpu.cpp has it
 
 FEWBIT_WIDE_INLINE __m256i eight_at(const uint8_t* at) {

@@ -85,8 +85,8 @@ class Estimate {
       PhaseMemory& p = most.try_emplace(m.of.phase, m.of).first->second;
       if (m.of.device + m.of.host > p.device + p.host) p = m.of;
     }
-    std::vector<PhaseMemory> all;
-    for (auto& [name, p] : most) all.push_back(p);
+    std::vector<PhaseMemory> all(most.size());
+    std::transform(most.begin(), most.end(), all.begin(), [](const auto& m) { return m.second; });
     return all;
   }
 
