@@ -183,19 +183,32 @@ TEST_F(Schemes, BytesAndTimeAreBudgetsToo) {
     EXPECT_NE(message_of([&] { budget_from(wrong); }, ErrorKind::usage), "") << wrong;
 }
 
+// The embedding and the head among what was chosen for.
+std::set<std::string> chosen_ends(const PrecisionPlan& p) {
+  std::set<std::string> names;
+  for (const PrecisionChoice& c : p.choices)
+    if (c.linears.front().find("layers") == std::string::npos) names.insert(c.linears.front());
+  return names;
+}
+
+TEST_F(Schemes, InABudgetOfBytesTheEndsAreChosenForWhereTheFormatHoldsThem) {
+  std::set<std::string> ends;
+  for (const NamedLinear& l : ends_of(checkpoint->spec)) ends.insert(l.name);
+  EXPECT_EQ(chosen_ends(choose("auto schemes=int4,int8,bf16 budget=450KiB")), ends);
+  EXPECT_EQ(chosen_ends(choose("auto budget=450KiB")), ends);
+  EXPECT_TRUE(chosen_ends(choose("auto budget=450KiB ends=off")).empty());
+  EXPECT_TRUE(chosen_ends(choose("auto target-bits=5.5")).empty());
+  const PrecisionChoices for_engine = choices("auto schemes=fp8,bf16 budget=700KiB", "vllm");
+  for (const PrecisionUnit& unit : for_engine.units) EXPECT_NE(unit.linears.layer, kOutsideBlocks);
+}
+
 TEST_F(Schemes, EmbeddingAndHeadAreChosenForWhereAsked) {
-  const auto named = [](const PrecisionPlan& p) {
-    std::set<std::string> names;
-    for (const PrecisionChoice& c : p.choices)
-      if (c.linears.front().find("layers") == std::string::npos) names.insert(c.linears.front());
-    return names;
-  };
   const std::string words = "auto schemes=int4,int8,bf16 target-bits=5.5";
-  EXPECT_TRUE(named(choose(words)).empty());
+  EXPECT_TRUE(chosen_ends(choose(words)).empty());
   const PrecisionPlan p = choose(words + " ends=on");
   std::set<std::string> ends;
   for (const NamedLinear& l : ends_of(checkpoint->spec)) ends.insert(l.name);
-  EXPECT_EQ(named(p), ends);
+  EXPECT_EQ(chosen_ends(p), ends);
   for (const PrecisionChoice& c : p.choices)
     for (const OfferedScheme& s : c.offered) EXPECT_EQ(s.cost == 0, s.candidate.over.keep) << c.linears.front();
   const QuantPlan plan = plan_of(words, p);

@@ -331,7 +331,7 @@ Recipe without_auto(Recipe base) {
   base.target_bits.reset();
   base.schemes.clear();
   base.budget.reset();
-  base.chooses_ends = false;
+  base.chooses_ends.reset();
   return base;
 }
 
@@ -371,7 +371,7 @@ Recipe overlay(Recipe base, const Recipe& over) {
   if (over.target_bits) base.target_bits = over.target_bits;
   if (!over.schemes.empty()) base.schemes = over.schemes;
   if (over.budget) base.budget = over.budget;
-  base.chooses_ends = base.chooses_ends || over.chooses_ends;
+  if (over.chooses_ends) base.chooses_ends = over.chooses_ends;
   if (!over.format.empty()) base.format = over.format;
   return base;
 }

@@ -69,7 +69,7 @@ struct Recipe {
   std::optional<double> target_bits{};   // of `auto`: bits per weight, scales and zeros included
   std::vector<std::string> schemes{};    // of `auto`: schemes=int4,nvfp4,bf16 (src/quant/search/schemes.h)
   std::optional<Budget> budget{};        // of `auto`; left out: target_bits over all weights
-  bool chooses_ends = false;             // of `auto`, ends=on: the embedding and the head are chosen for too
+  std::optional<bool> chooses_ends{};    // of `auto`, ends=on | off: the embedding and the head are chosen for too
   std::string format{};
 
   std::string chain_str() const;  // "rotate+awq+gptq"

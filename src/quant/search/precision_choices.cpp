@@ -6,6 +6,7 @@
 #include <cmath>
 #include <map>
 
+#include "formats/checkpoint_format.h"
 #include "src/core/strings.h"
 #include "src/model/checkpoint_parts.h"
 #include "src/quant/plan/plan_kept.h"
@@ -27,10 +28,18 @@ std::map<std::string, NamedLinear> free_linears(const ModelSpec& spec, const std
   return free;
 }
 
+// Whether the ends are chosen for where nothing is said: where the whole of OUT has its size, in which ends in bf16 are
+// what weighs most and matters least, if the format can hold them packed. What engines load of them was not checked.
+bool ends_by_themselves(const PrecisionJob& job) {
+  const std::optional<Budget>& budget = job.base.budget;
+  return budget && budget->of == Budget::Of::size && job.engine.empty() &&
+         checkpoint_format(resolve(job.base).format).packed_ends;
+}
+
 // The ends that are chosen for too: those that no rule names.
 std::vector<NamedLinear> free_ends(const ModelSpec& spec, const PrecisionJob& job) {
   std::vector<NamedLinear> free;
-  if (!job.base.chooses_ends) return free;
+  if (!job.base.chooses_ends.value_or(ends_by_themselves(job))) return free;
   if (!job.engine.empty())
     fail(ErrorKind::usage, fmt::format("ends=on: whether {} loads a packed embedding or head of this format was not "
                                        "checked; leave it out, or --for",
@@ -113,7 +122,8 @@ Trial trial_of(const Checkpoint& c, const PrecisionJob& job, const std::map<std:
   return trial;
 }
 
-// Adds the candidate to the units that take it. "" where one does; else the first reason.
+// Adds the candidate to the units that take it; if so asked, only where all but the ends do. "" where it was added;
+// else the first reason.
 std::string offer(size_t candidate, const Trial& trial, std::vector<PrecisionUnit>& units, bool to_all_or_none) {
   if (!trial.whole.empty()) return trial.whole;
   std::string first;
@@ -127,12 +137,24 @@ std::string offer(size_t candidate, const Trial& trial, std::vector<PrecisionUni
       }
     if (taken) takers.push_back(&unit);
   }
-  if (takers.empty() || (to_all_or_none && takers.size() < units.size())) return first;
+  const bool left = std::any_of(units.begin(), units.end(), [&](PrecisionUnit& unit) {
+    return unit.linears.layer != kOutsideBlocks && std::find(takers.begin(), takers.end(), &unit) == takers.end();
+  });
+  if (takers.empty() || (to_all_or_none && left)) return first;
   for (PrecisionUnit* unit : takers) {
     unit->allowed.push_back(candidate);
     unit->bytes.push_back(bytes_of(*unit, trial.bytes));
   }
   return "";
+}
+
+// Ends that nobody asked for and that take no candidate stay as they are.
+void leave_out_ends(const std::vector<Trial>& trials, std::vector<PrecisionUnit>& units) {
+  std::erase_if(units, [&](const PrecisionUnit& unit) {
+    return unit.linears.layer == kOutsideBlocks && std::all_of(trials.begin(), trials.end(), [&](const Trial& t) {
+             return t.refused.count(unit.linears.names().front()) > 0;
+           });
+  });
 }
 
 // The first of its kind of scheme: integers of so many bits, or a float grid.
@@ -236,10 +258,13 @@ PrecisionChoices precision_choices(const Checkpoint& c, const PrecisionJob& job)
     free.emplace(l.name, l);
   }
   if (choices.units.empty()) fail(ErrorKind::usage, "auto has nothing to choose: no linear is left to it");
+  std::vector<Trial> trials;
+  trials.reserve(choices.candidates.size());
+  for (const Candidate& candidate : choices.candidates) trials.push_back(trial_of(c, job, free, candidate));
+  if (!job.base.chooses_ends) leave_out_ends(trials, choices.units);
   std::map<size_t, std::string> refused;
   for (size_t i = 0; i < choices.candidates.size(); ++i)
-    if (std::string why = offer(i, trial_of(c, job, free, choices.candidates[i]), choices.units, integers);
-        !why.empty())
+    if (std::string why = offer(i, trials[i], choices.units, integers); !why.empty())
       refused.emplace(i, std::move(why));
   refuse_untaken(job.base, choices.candidates, refused);
   for (const PrecisionUnit& unit : choices.units)
