@@ -44,7 +44,7 @@ TEST_F(SchemesOfFiles, AMixIsOneFileWithTheSameBytesTwice) {
 }
 
 TEST_F(SchemesOfFiles, AWholeCheckpointOfASize) {
-  written("schemes=all ends=on budget=3MiB", "small");
+  written("schemes=all budget=3MiB", "small");
   EXPECT_LE(bytes_of_file(dir / "small/model.safetensors").size(), size_t{3} * 1024 * 1024 + 64 * 1024);
   EXPECT_NE(run("quantize 'auto schemes=all budget=1MiB' " + kDemo + " none").err.find("--budget"), std::string::npos);
 }
