@@ -14,6 +14,7 @@ namespace {
 // Between jobs and behind one. A decode step on the CPU hands out a hundred jobs of some hundred microseconds; to be
 // put to sleep and woken between them costs a tenth of it.
 constexpr std::chrono::microseconds kSpin{100};
+
 void pause_thread() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
