@@ -191,12 +191,19 @@ std::set<std::string> chosen_ends(const PrecisionPlan& p) {
   return names;
 }
 
-TEST_F(Schemes, InABudgetOfBytesTheEndsAreChosenForWhereTheFormatHoldsThem) {
-  std::set<std::string> ends;
-  for (const NamedLinear& l : ends_of(checkpoint->spec)) ends.insert(l.name);
+std::set<std::string> all_ends(const Checkpoint& c) {
+  std::set<std::string> names;
+  for (const NamedLinear& l : ends_of(c.spec)) names.insert(l.name);
+  return names;
+}
+
+TEST_F(Schemes, InABudgetOfBytesTheEndsAreChosenForWhereTheyCanBeLoaded) {
+  const std::set<std::string> ends = all_ends(*checkpoint);
   EXPECT_EQ(chosen_ends(choose("auto schemes=int4,int8,bf16 budget=450KiB")), ends);
   EXPECT_EQ(chosen_ends(choose("auto budget=450KiB")), ends);
+  EXPECT_NE(choose("auto budget=450KiB").summary().find("with " + *ends.begin() + " in "), std::string::npos);
   EXPECT_TRUE(chosen_ends(choose("auto budget=450KiB ends=off")).empty());
+  EXPECT_TRUE(chosen_ends(choose("auto budget=450KiB format=gptq")).empty()) << "no engine reads them there";
   EXPECT_TRUE(chosen_ends(choose("auto target-bits=5.5")).empty());
   const PrecisionChoices for_engine = choices("auto schemes=fp8,bf16 budget=700KiB", "vllm");
   for (const PrecisionUnit& unit : for_engine.units) EXPECT_NE(unit.linears.layer, kOutsideBlocks);
@@ -206,9 +213,7 @@ TEST_F(Schemes, EmbeddingAndHeadAreChosenForWhereAsked) {
   const std::string words = "auto schemes=int4,int8,bf16 target-bits=5.5";
   EXPECT_TRUE(chosen_ends(choose(words)).empty());
   const PrecisionPlan p = choose(words + " ends=on");
-  std::set<std::string> ends;
-  for (const NamedLinear& l : ends_of(checkpoint->spec)) ends.insert(l.name);
-  EXPECT_EQ(chosen_ends(p), ends);
+  EXPECT_EQ(chosen_ends(p), all_ends(*checkpoint));
   for (const PrecisionChoice& c : p.choices)
     for (const OfferedScheme& s : c.offered) EXPECT_EQ(s.cost == 0, s.candidate.over.keep) << c.linears.front();
   const QuantPlan plan = plan_of(words, p);

@@ -51,7 +51,7 @@ void PoolJob::work() {
 }
 
 struct Pool::Worker {
-  std::atomic<uint64_t> called{0}, finished{0};  // jobs it was called to, and those it came back from
+  std::atomic<uint64_t> called{0};  // to so many jobs
   RunDelay delay{};
   std::thread thread{};
 };
@@ -132,19 +132,18 @@ void Pool::end() {
 void Pool::loop(Worker& self) {
   inside() = true;
   self.delay.watch_this_thread();
-  for (;;) {
-    if (spins_) spin([&] { return self.called != self.finished; });
+  for (uint64_t done = 0;; ++done) {
+    if (spins_) spin([&] { return self.called != done; });
     PoolJob* job = nullptr;
     {
       std::unique_lock lock(mutex_);
       ++sleeping_;
-      wake_.wait(lock, [&] { return stop_ || self.called != self.finished; });
+      wake_.wait(lock, [&] { return stop_ || self.called != done; });
       --sleeping_;
       if (stop_) return;
       job = job_;
     }
     job->work();
-    ++self.finished;
     // The last thing that is done with the job: its owner may be gone once this says so.
     if (--busy_ == 0) {
       std::lock_guard lock(mutex_);

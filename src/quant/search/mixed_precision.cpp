@@ -36,7 +36,11 @@ UnitSpecs specs_of(const PrecisionUnit& unit, const std::vector<Candidate>& cand
 // A unit with the price of each of its schemes, nothing chosen yet.
 PrecisionChoice offer_of(const PrecisionUnit& unit, const std::vector<Candidate>& candidates,
                          const std::vector<double>& cost) {
-  PrecisionChoice offer{.linears = unit.linears.names(), .weights = unit.weights, .share = unit.share};
+  PrecisionChoice offer{.linears = unit.linears.names(),
+                        .offered = {},
+                        .weights = unit.weights,
+                        .share = unit.share,
+                        .end = unit.linears.layer == kOutsideBlocks};
   size_t measured = 0;
   for (size_t i = 0; i < unit.allowed.size(); ++i) {
     const Candidate& c = candidates[unit.allowed[i]];
@@ -126,6 +130,8 @@ std::string PrecisionPlan::summary() const {
                               counts_active ? " that a token reads" : "", cost);
   for (const auto& [scheme, n] : count) s += fmt::format(" {} x {},", n, scheme);
   s.back() = ' ';
+  for (const PrecisionChoice& c : choices)
+    if (c.end) s += fmt::format("with {} in {} ", c.linears.front(), c.scheme().candidate.name());
   return s + fmt::format("(measured on {} windows, {} held out)", calibration_windows, held_out_windows);
 }
 

@@ -20,6 +20,7 @@ struct PrecisionChoice {
   size_t chosen = 0;                     // of them
   double weights = 0;
   double share = 1;  // PrecisionUnit::share
+  bool end = false;  // the embedding or the head
 
   const OfferedScheme& scheme() const { return offered[chosen]; }
   double bits() const { return 8.0 * static_cast<double>(scheme().bytes) / weights; }

@@ -9,6 +9,7 @@
 #include "formats/checkpoint_format.h"
 #include "src/core/strings.h"
 #include "src/model/checkpoint_parts.h"
+#include "src/quant/plan/engines.h"
 #include "src/quant/plan/plan_kept.h"
 #include "src/quant/rule_match.h"
 #include "src/run/plan/serving_plan.h"
@@ -28,12 +29,24 @@ std::map<std::string, NamedLinear> free_linears(const ModelSpec& spec, const std
   return free;
 }
 
-// Whether the ends are chosen for where nothing is said: where the whole of OUT has its size, in which ends in bf16 are
-// what weighs most and matters least, if the format can hold them packed. What engines load of them was not checked.
+// Whether somebody who loads the format takes a packed embedding: an engine, or our runner where the format is its own.
+bool packed_embedding_loads(const CheckpointFormat& format) {
+  bool known = false;
+  for (const FormatRule& r : format_rules()) {
+    if (r.format != format.name) continue;
+    if (r.embedding != FormatRule::Embedding::no) return true;
+    known = true;
+  }
+  return !known;
+}
+
+// Whether the ends are chosen for where nothing is said: where OUT as a whole has a size, of which ends in bf16 are the
+// part that weighs most and matters least. With --for nothing is: what each engine takes of them depends on the family.
 bool ends_by_themselves(const PrecisionJob& job) {
   const std::optional<Budget>& budget = job.base.budget;
-  return budget && budget->of == Budget::Of::size && job.engine.empty() &&
-         checkpoint_format(resolve(job.base).format).packed_ends;
+  if (!budget || budget->of != Budget::Of::size || !job.engine.empty()) return false;
+  const CheckpointFormat& format = checkpoint_format(resolve(job.base).format);
+  return format.packed_ends && packed_embedding_loads(format);
 }
 
 // The ends that are chosen for too: those that no rule names.
@@ -128,6 +141,7 @@ std::string offer(size_t candidate, const Trial& trial, std::vector<PrecisionUni
   if (!trial.whole.empty()) return trial.whole;
   std::string first;
   std::vector<PrecisionUnit*> takers;
+  bool to_all = true;
   for (PrecisionUnit& unit : units) {
     bool taken = true;
     for (const std::string& name : unit.linears.names())
@@ -136,11 +150,9 @@ std::string offer(size_t candidate, const Trial& trial, std::vector<PrecisionUni
         if (first.empty()) first = name + ": " + it->second;
       }
     if (taken) takers.push_back(&unit);
+    to_all = to_all && (taken || unit.linears.layer == kOutsideBlocks);
   }
-  const bool left = std::any_of(units.begin(), units.end(), [&](PrecisionUnit& unit) {
-    return unit.linears.layer != kOutsideBlocks && std::find(takers.begin(), takers.end(), &unit) == takers.end();
-  });
-  if (takers.empty() || (to_all_or_none && left)) return first;
+  if (takers.empty() || (to_all_or_none && !to_all)) return first;
   for (PrecisionUnit* unit : takers) {
     unit->allowed.push_back(candidate);
     unit->bytes.push_back(bytes_of(*unit, trial.bytes));

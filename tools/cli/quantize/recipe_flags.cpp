@@ -48,9 +48,9 @@ constexpr RecipeFlag kRecipeFlags[] = {
      "Of auto: what each linear may get, of int2 int3 int4 int5 int6 int8 nvfp4 mxfp4 fp8 bf16, with commas, or all "
      "(left out: integers); q, k and v, gate and up, and the experts of a layer get one"},
     {"--ends", "ends={}", RecipeFlag::Value::text,
-     "Of auto: on: the embedding and the head are chosen for, and counted, too (default beside a --budget of bytes, "
-     "where "
-     "the format holds them and no --for asks); off: they stay as they are"},
+     "Of auto: on: the embedding and the head are chosen for, and counted, too (default beside a --budget of bytes "
+     "in formats whose packed embedding can be loaded, marlin and compressed-tensors, without --for); off: they stay "
+     "as they are"},
     {"--budget", "budget={}", RecipeFlag::Value::text,
      "Of auto: what it stays within. --target-bits of all weights (all, the default) or of those that a token reads "
      "(active: an expert counts by its share of the tokens); or, without --target-bits, the bytes of OUT (5GiB), or "
