@@ -54,6 +54,7 @@ PrecisionChoice offer_of(const PrecisionUnit& unit, const std::vector<Candidate>
 StateRoom room_to_measure(const Exec& ex, const Checkpoint& c, const PrecisionJob& job, const PrecisionChoices& choices,
                           int64_t windows, int64_t length) {
   std::vector<TiedLinears> linears;
+  linears.reserve(choices.units.size());
   for (const PrecisionUnit& u : choices.units) linears.push_back(u.linears);
   MemoryLimits limits = job.limits;
   if (ex.on_cuda()) limits.device = std::min(limits.device, ex.free_bytes());
@@ -90,6 +91,7 @@ PrecisionPlan choose_precision(Exec& ex, const Checkpoint& c, const Windows& win
       .held_out_windows = held_out.count,
   };
   std::vector<UnitSpecs> units;
+  units.reserve(choices.units.size());
   for (const PrecisionUnit& u : choices.units) units.push_back(specs_of(u, choices.candidates, plan.target_bits));
   const auto cost = measure_sensitivity(ex, c, units,
                                         {.calibration = &calibration,
