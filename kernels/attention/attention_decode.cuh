@@ -148,13 +148,13 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
                  });
 }
 
-// How many splits a launch has: as many blocks as run at once, but never fewer keys than one round of the warps. Where
-// three quarters of the multiprocessors have a block already and keys are few, one: merging splits would take longer
-// than they save.
+// How many splits a launch has: as many blocks as run at once, but never fewer keys than one round of the warps. Keys
+// of two rounds are one split, and so are few keys where three quarters of the multiprocessors have a block already:
+// merging splits would take longer than they save. `keys`: that a token sees at most.
 template <class S>
 int split_count(int sms, int64_t tiles, int64_t keys) {
   constexpr int64_t kFewKeys = 2048;
-  if (keys <= kFewKeys && tiles >= sms * 3 / 4) return 1;
+  if (keys <= 2 * S::kKeys * S::kWarps || (keys <= kFewKeys && tiles >= sms * 3 / 4)) return 1;
   const int64_t wanted = S::kBlocks * sms / tiles;
   const int64_t most = (keys + S::kKeys * S::kWarps - 1) / (S::kKeys * S::kWarps);
   return static_cast<int>(std::max<int64_t>(1, std::min({wanted, most, int64_t{kMaxSplits}})));
@@ -170,9 +170,10 @@ bool launch_config(CudaState& s, const typename S::Source& a, bool behind_append
   FEWBIT_CUDA_CALL(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kShared));
   const int rows = a.len * (a.heads / a.kv_heads), row_tiles = (rows + S::kRows - 1) / S::kRows;
   const int64_t tiles = static_cast<int64_t>(a.seqs) * a.kv_heads * row_tiles;
+  const int64_t keys = a.window > 0 ? std::min<int64_t>(a.keys, a.window + a.len - 1) : a.keys;
   Job job{.ml = nullptr,
           .o = nullptr,
-          .splits = splits > 0 ? std::min(splits, kMaxSplits) : split_count<S>(s.sms(), tiles, a.keys),
+          .splits = splits > 0 ? std::min(splits, kMaxSplits) : split_count<S>(s.sms(), tiles, keys),
           .group = a.heads / a.kv_heads,
           .rows = rows,
           .row_tiles = row_tiles,

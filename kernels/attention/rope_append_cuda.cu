@@ -80,6 +80,10 @@ __global__ void __launch_bounds__(32 * kWarps)
   const bool of_q = head < s.heads, of_v = head >= s.heads + s.kv_heads;
   const HeadNorm<T> norm = of_v ? HeadNorm<T>{} : of_q ? norms.q : norms.k;
   if (norm.weight && lane * 8 < s.d) asm volatile("prefetch.global.L1 [%0];" ::"l"(norm.weight + lane * 8));
+  // Both have been driven out of the L2 by the weights since the layer before. Positions may still be written, which is
+  // seen in the L2: they come no nearer.
+  if (threadIdx.x == 0) asm volatile("prefetch.global.L2 [%0];" ::"l"(positions + token));
+  if (threadIdx.x * 32 < s.half) asm volatile("prefetch.global.L1 [%0];" ::"l"(inv_freq + threadIdx.x * 32));
   // In this order: the next launch then begins only when all before this one have ended (AttentionArgs::behind_append).
   await_predecessor();
   allow_successor();

@@ -11,7 +11,7 @@ namespace fewbit {
 
 inline constexpr int64_t kFewTokens = 16;  // of a call, at most
 
-// A linear of an expert: dense [out, in] bf16, packed, 8-bit codes, or MXFP4 as it is stored.
+// A linear of an expert: dense [out, in] bf16, packed, 8-bit codes, or MXFP4 in tiles (kernels/grids/fp4_tiles.h).
 struct ExpertLinear {
   std::variant<ConstTensorView, MarlinView, ByteView, Fp4View> w{};
   ConstTensorView bias{};  // [out] bf16 or null

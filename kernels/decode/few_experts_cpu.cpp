@@ -27,7 +27,7 @@ Tensor product(Exec& ex, ConstTensorView x, const ExpertLinear& l) {
     const ByteProduct p{.w = b->w, .bias = l.bias, .y = y};
     cpu::byte_gemms(ex, x, b->input, std::span(&p, 1));
   } else if (const auto* f = std::get_if<Fp4View>(&l.w)) {
-    const Tensor values = ex.alloc(x.dtype, {f->out(), f->in()});
+    const Tensor values = ex.alloc(x.dtype, {f->out(), f->in});
     cpu::fp4_values(ex, *f, values);
     cpu::gemm(ex, x, values, l.bias, y);
   } else {

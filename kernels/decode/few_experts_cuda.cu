@@ -21,7 +21,7 @@ struct Size {
 };
 Size size_of(const ExpertLinear& l) {
   if (const MarlinView* m = packed_of(l)) return {m->in, m->out};
-  if (const Fp4View* f = fp4_of(l)) return {f->in(), f->out()};
+  if (const Fp4View* f = fp4_of(l)) return {f->in, f->out()};
   const ConstTensorView& w = dense_of(l) ? *dense_of(l) : bytes_of(l)->w.codes;
   return {w.cols(), w.rows()};
 }
@@ -38,8 +38,7 @@ std::string refuses(const ExpertLinear& l) {
     if (w->dtype != DType::bf16) return "dense weights that are not bf16";
     return z.in % 32 == 0 && at_16(*w) ? "" : "dense weights whose inputs are no multiple of 32";
   }
-  if (const Fp4View* f = fp4_of(l))
-    return z.in % kFp4Block == 0 && z.out % 16 == 0 && at_16(f->words) ? "" : "MXFP4 weights of other sizes";
+  if (const Fp4View* f = fp4_of(l)) return at_16(f->tiles) ? "" : "MXFP4 tiles at no multiple of 16 bytes";
   const ByteView& b = *bytes_of(l);
   if (b.input.group != 0) return "inputs in 8 bits with scales of groups";
   const bool known = b.w.codes.dtype == DType::i8 ? b.input.codes == DType::i8
@@ -80,7 +79,7 @@ Pointers pointers_of(const ExpertLinear& l) {
     FEWBIT_ASSERT(b->w.scales.dtype == DType::f32 && b->w.scales.numel() == b->w.codes.rows());
     p.w = static_cast<const uint8_t*>(b->w.codes.data), p.scales = b->w.scales.data;
   } else if (const Fp4View* f = fp4_of(l)) {
-    p.w = static_cast<const uint8_t*>(f->words.data), p.scales = f->scales.as<uint8_t>();
+    p.w = static_cast<const uint8_t*>(f->tiles.data);
   } else {
     p.w = static_cast<const uint8_t*>(dense_of(l)->data);
   }
@@ -243,7 +242,8 @@ void few_experts(Exec& ex, ConstTensorView x, ConstTensorView ids, ConstTensorVi
                      .by_pair = m.weigh_inputs,
                      .act = m.act,
                      .swiglu = m.swiglu,
-                     .to = pieces.at<__nv_bfloat16>(act)};
+                     .to = pieces.at<__nv_bfloat16>(act),
+                     .table_lines = static_cast<int>(m.table.view().bytes() / 128)};
   launch_wide(s, up, tokens, wide);
   const ConstTensorView acted{wide.to, DType::bf16, {count, width}, x.device};
   const DownJob sum{.pairs = pairs,

@@ -11,7 +11,8 @@
 //   kBlocks     that find room on a multiprocessor together, at least
 //   stages      spans of k under way in shared memory, of which a block may have so much, with k in `parts`
 //   warp_bytes  that a warp has in shared memory
-//   multiply    sums += the products of part `part` of `parts` along k. x: this lane's row of each block of 8 rows;
+//   multiply    sums += the products of part `part` of `parts` along k. x: this lane's row of each block of 8 rows,
+//               there once await_x() has returned; of rows from `rows` on the last one, whose sums nobody wants;
 //               shared: the warp's bytes. With lane = 4 g + t, sums[j][c][i] belong to output 16 j + g + 8 (i / 2) and
 //               row 8 c + 2 t + i % 2
 //   value       of a finished sum
@@ -45,10 +46,11 @@ struct RowForm {
 
   static int stages(const Matrix&, int, size_t) { return 0; }
   __host__ __device__ static int warp_bytes(const Matrix&) { return 0; }
-  template <int kRowBlocks>
+  template <int kRowBlocks, class Await>
   static __device__ __forceinline__ void multiply(Sum (&sums)[kSubs][kRowBlocks][4], const Pointers& p, const Matrix& m,
                                                   int tile, int part, int parts, const uint8_t* const (&x)[kRowBlocks],
-                                                  uint8_t*) {
+                                                  int, uint8_t*, const Await& await_x) {
+    await_x();
     constexpr int kWiden = Format::kXBytes / Format::kBytes;
     const int lane = threadIdx.x % 32, own = lane % 4 * 16, o = tile * 16 + lane / 4;
     const int64_t row_bytes = static_cast<int64_t>(m.in) * Format::kBytes;
@@ -77,73 +79,84 @@ struct RowForm {
   }
 };
 
-// MXFP4 in words of eight codes (kernels/grids/fp4_words.h): 16 bytes are 32 codes of one output under one power of
-// two. A lane takes such a block of two outputs at once, and widens it with its scale, exactly; four lanes take
-// neighbouring blocks, of which the last ones may not be there.
+// MXFP4 in tiles (kernels/grids/fp4_tiles.h), a record a step: a lane widens a block of two outputs with its scale,
+// exactly; four lanes have neighbouring blocks, of which the last ones may not be there. Records come to shared memory
+// by asynchronous copies; what is under way, and not the widening, hides the memory's latency.
 struct BlockForm {
   using Sum = float;
   static constexpr int kSubs = 1, kXBytes = 2;
-  static constexpr int kBlock = 32, kBlockBytes = 16;  // inputs, bytes
-  // Steps of four blocks of codes: so many are on their way while as many are widened, which takes as long as reading.
-  // Blocks are small, since those of four experts of gpt-oss (720) are then all at once on a GPU of 132
-  // multiprocessors.
-  static constexpr int kAhead = 2, kWarps = 4, kBlocks = 6;
+  static constexpr int kBlockXBytes = kFp4Block * kXBytes;
+  static constexpr int kHalfBytes = kFp4HalfWords * 4, kRecordBytes = kFp4RecordWords * 4;
+  // Records of a warp's ring, all but one under way. Blocks are small, since those of four experts of gpt-oss (720) are
+  // then all at once on a GPU of 132 multiprocessors.
+  static constexpr int kStages = 8, kWarps = 4, kBlocks = 6;
 
   static int stages(const Matrix&, int, size_t) { return 0; }
-  __host__ __device__ static int warp_bytes(const Matrix&) { return 0; }
-  template <int kRowBlocks>
+  __host__ __device__ static int warp_bytes(const Matrix&) { return kStages * kRecordBytes; }
+  template <int kRowBlocks, class Await>
   static __device__ __forceinline__ void multiply(Sum (&sums)[kSubs][kRowBlocks][4], const Pointers& p, const Matrix& m,
                                                   int tile, int part, int parts, const uint8_t* const (&x)[kRowBlocks],
-                                                  uint8_t*) {
-    const int lane = threadIdx.x % 32, t = lane % 4, o = tile * 16 + lane / 4, blocks = m.in / kBlock;
-    const int all = (blocks + 3) / 4, end = all * (part + 1) / parts;
-    const Outputs from{p.w + static_cast<int64_t>(o) * blocks * kBlockBytes,
-                       static_cast<const uint8_t*>(p.scales) + static_cast<int64_t>(o) * blocks, blocks};
-    int first = all * part / parts;
-    Step now[kAhead], next[kAhead];
-    load(now, from, first, end, t);
+                                                  int rows, uint8_t* shared, const Await& await_x) {
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, blocks = m.in / kFp4Block;
+    const int all = (blocks + kFp4RecordBlocks - 1) / kFp4RecordBlocks;
+    const int begin = all * part / parts, end = all * (part + 1) / parts;
+    const uint8_t* from = p.w + (static_cast<int64_t>(tile) * all + begin) * kRecordBytes + lane * 16;
+    const uint8_t* const behind = p.w + (static_cast<int64_t>(tile) * all + end) * kRecordBytes;
+    const auto fetch = [&](uint8_t* stage) {
+      uint8_t* to = stage + lane * 16;
+      if (from < behind) {
+        cp_async16(to, from);
+        cp_async16(to + kHalfBytes, from + kHalfBytes);
+        if (lane < (kRecordBytes - 2 * kHalfBytes) / 16) cp_async16(to + 2 * kHalfBytes, from + 2 * kHalfBytes);
+      }
+      cp_async_commit();  // of nothing too: records are counted
+      from += kRecordBytes;
+    };
+#pragma unroll 1  // code that runs once costs more than the loop
+    for (int i = 0; i < kStages - 1; ++i) fetch(shared + i * kRecordBytes);
+    await_x();
+    const uint8_t* own_x[kRowBlocks];
+#pragma unroll
+    for (int c = 0; c < kRowBlocks; ++c) own_x[c] = x[c] + (4 * begin + t) * kBlockXBytes;
+    uint8_t *now = shared, *free = shared + (kStages - 1) * kRecordBytes;
+    uint4 v[kRowBlocks][4] = {};
 #pragma unroll 1
-    for (; first < end; first += kAhead) {
-      load(next, from, first + kAhead, end, t);
+    for (int step = begin; step < end; ++step) {
+      // Codes of a block that is not there are zeros, which may meet any x: that of the last one.
+      const int back = max(4 * step + t - (blocks - 1), 0) * kBlockXBytes;
+      // Lanes of rows that are not there load none: what they multiply goes to sums of their own.
 #pragma unroll
-      for (int i = 0; i < kAhead; ++i)
-        if (first + i < end) multiply_blocks(sums[0], now[i], x, min((first + i) * 4 + t, blocks - 1));
+      for (int c = 0; c < kRowBlocks; ++c)
+        if (8 * c + g < rows)
 #pragma unroll
-      for (int i = 0; i < kAhead; ++i) now[i] = next[i];
+          for (int word = 0; word < 4; ++word)
+            v[c][word] = *reinterpret_cast<const uint4*>(own_x[c] - back + word * 16);
+      cp_async_wait<kStages - 2>();
+      __syncwarp();  // the scales are copies of other lanes, and the record before is done with by all
+      fetch(free);
+      const uint8_t* record = now + lane * 16;
+      const uint4 codes[2] = {*reinterpret_cast<const uint4*>(record),
+                              *reinterpret_cast<const uint4*>(record + kHalfBytes)};
+      const uint32_t scales = *reinterpret_cast<const uint16_t*>(now + 2 * kHalfBytes + 2 * lane);
+      multiply_blocks(sums[0], codes, scales & 0xff, scales >> 8, v);
+      free = now;
+      now = now == shared + (kStages - 1) * kRecordBytes ? shared : now + kRecordBytes;
+#pragma unroll
+      for (int c = 0; c < kRowBlocks; ++c) own_x[c] += 4 * kBlockXBytes;
     }
+    cp_async_wait<0>();
   }
   static __device__ __forceinline__ float value(Sum sum, const Pointers&, int, const float*) { return sum; }
 
  private:
-  // Codes and scales of outputs g and g + 8; zeros behind the last block.
-  struct Step {
-    uint4 low, high;
-    uint32_t low_scale, high_scale;
-  };
-  struct Outputs {  // from output g on
-    const uint8_t *codes, *scales;
-    int blocks;
-  };
-  static __device__ __forceinline__ void load(Step (&to)[kAhead], const Outputs& from, int first, int end, int t) {
-    const int eight = 8 * from.blocks;  // from an output to that eight rows on, in blocks
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      const int block = (first + i) * 4 + t;
-      to[i].low = to[i].high = make_uint4(0, 0, 0, 0), to[i].low_scale = to[i].high_scale = 0;
-      if (first + i < end && block < from.blocks) {
-        to[i].low = load_once(from.codes + block * kBlockBytes);
-        to[i].high = load_once(from.codes + static_cast<int64_t>(eight + block) * kBlockBytes);
-        to[i].low_scale = __ldg(from.scales + block), to[i].high_scale = __ldg(from.scales + eight + block);
-      }
-    }
-  }
-  // x: of the inputs of block `block`, or of any where the codes are zeros.
+  // codes, scales: of outputs g and g + 8; x: of a block's inputs.
   template <int kRowBlocks>
-  static __device__ __forceinline__ void multiply_blocks(Sum (&sums)[kRowBlocks][4], const Step& step,
-                                                         const uint8_t* const (&x)[kRowBlocks], int block) {
-    const uint32_t low_factor = fp4_factor(step.low_scale), high_factor = fp4_factor(step.high_scale);
-    const uint32_t lows[4] = {step.low.x, step.low.y, step.low.z, step.low.w};
-    const uint32_t highs[4] = {step.high.x, step.high.y, step.high.z, step.high.w};
+  static __device__ __forceinline__ void multiply_blocks(Sum (&sums)[kRowBlocks][4], const uint4 (&codes)[2],
+                                                         uint32_t low_scale, uint32_t high_scale,
+                                                         const uint4 (&x)[kRowBlocks][4]) {
+    const uint32_t low_factor = fp4_factor(low_scale), high_factor = fp4_factor(high_scale);
+    const uint32_t lows[4] = {codes[0].x, codes[0].y, codes[0].z, codes[0].w};
+    const uint32_t highs[4] = {codes[1].x, codes[1].y, codes[1].z, codes[1].w};
 #pragma unroll
     for (int word = 0; word < 4; ++word) {
       const uint32_t first[4] = {fp4_pair<0>(lows[word], low_factor), fp4_pair<0>(highs[word], high_factor),
@@ -152,9 +165,8 @@ struct BlockForm {
                                   fp4_pair<3>(lows[word], low_factor), fp4_pair<3>(highs[word], high_factor)};
 #pragma unroll
       for (int c = 0; c < kRowBlocks; ++c) {
-        const uint4 v = *reinterpret_cast<const uint4*>(x[c] + block * (2 * kBlock) + word * 16);
-        mma_bf16(sums[c], first, v.x, v.y);
-        mma_bf16(sums[c], second, v.z, v.w);
+        mma_bf16(sums[c], first, x[c][word].x, x[c][word].y);
+        mma_bf16(sums[c], second, x[c][word].z, x[c][word].w);
       }
     }
   }
@@ -181,10 +193,10 @@ struct PackedForm {
   __host__ __device__ static int span_bytes(const Matrix& m) { return kWordBytes + groups_of_span(m) * kScaleBytes; }
   __host__ __device__ static int warp_bytes(const Matrix& m) { return m.stages * span_bytes(m); }
 
-  template <int kRowBlocks>
+  template <int kRowBlocks, class Await>
   static __device__ __forceinline__ void multiply(Sum (&sums)[kSubs][kRowBlocks][4], const Pointers& p, const Matrix& m,
                                                   int tile, int part, int parts, const uint8_t* const (&x)[kRowBlocks],
-                                                  uint8_t* shared) {
+                                                  int, uint8_t* shared, const Await& await_x) {
     const int lane = threadIdx.x % 32, tiles = m.in / marlin::kTileK, spans = (tiles + kAhead - 1) / kAhead;
     const int begin = spans * part / parts, end = spans * (part + 1) / parts, bytes = span_bytes(m);
     // Sums are scaled where a group ends, and at the end of a span of a longer one; all these are powers of two.
@@ -194,6 +206,7 @@ struct PackedForm {
       if (begin + i < end) fetch(shared + i * bytes + lane * 16, p, m, tile, (begin + i) * kAhead, lane);
       cp_async_commit();
     }
+    await_x();
     if (begin < end) load_x(next_x, x, begin * kAhead, tiles, lane);
     int stage = 0, free = m.stages - 1;
     for (int span = begin; span < end; ++span) {

@@ -13,7 +13,7 @@ inline constexpr int kThreads = 256;  // of a block that multiplies nothing
 // A linear of one expert. An i64 each, in a table on the device.
 struct Pointers {
   const uint8_t* w;
-  const void* scales;         // f32 [out] of 8-bit codes, f16 [G, out] of packed words, u8 [out, G] of MXFP4, else null
+  const void* scales;         // f32 [out] of 8-bit codes, f16 [G, out] of packed words, else null
   const uint32_t* zeros;      // of packed words, or null
   const __nv_bfloat16* bias;  // [out] or null
 };
@@ -53,6 +53,7 @@ struct WideJob {
   ActKind act;
   SwigluClamp swiglu;
   __nv_bfloat16* to;
+  int table_lines;  // of 128 bytes: all experts' pointers, from up.experts on
 };
 // The weighted sum of down(act).
 struct DownJob {

@@ -75,9 +75,10 @@ struct Slot {
   int expert, begin, rows;
   __device__ __forceinline__ explicit Slot(const Pairs& p) {
     if (p.ids) {
-      expert = p.ids[blockIdx.y], begin = static_cast<int>(blockIdx.y), rows = 1;
+      expert = __ldcg(p.ids + blockIdx.y), begin = static_cast<int>(blockIdx.y), rows = 1;
     } else {  // all at once; the expert of a slot without pairs is never looked at
-      expert = p.expert[blockIdx.y], begin = p.begin[blockIdx.y], rows = p.begin[blockIdx.y + 1] - begin;
+      expert = __ldcg(p.expert + blockIdx.y), begin = __ldcg(p.begin + blockIdx.y);
+      rows = __ldcg(p.begin + blockIdx.y + 1) - begin;
     }
   }
 };
@@ -100,9 +101,9 @@ struct Sums {
   }
 
   // row_of(r): where row r of the slot stands among the rows of x.
-  template <class RowOf>
+  template <class RowOf, class Await>
   __device__ __forceinline__ void multiply(const Matrix& m, const Pointers& p, const void* x, int rows, int part,
-                                           int parts, const RowOf& row_of) const {
+                                           int parts, const RowOf& row_of, const Await& await_x) const {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const uint8_t* own[kRowBlocks];
 #pragma unroll
@@ -110,7 +111,7 @@ struct Sums {
       own[c] = static_cast<const uint8_t*>(x) +
                static_cast<int64_t>(row_of(min(8 * c + lane / 4, rows - 1))) * m.in * Form::kXBytes;
     Sum sums[Form::kSubs][kRowBlocks][4] = {};
-    Form::multiply(sums, p, m, blockIdx.x, part, parts, own, shared + warp * warp_bytes);
+    Form::multiply(sums, p, m, blockIdx.x, part, parts, own, rows, shared + warp * warp_bytes, await_x);
     __syncwarp();  // the sums come where the words of other lanes have been
 #pragma unroll
     for (int j = 0; j < Form::kSubs; ++j)
@@ -120,14 +121,20 @@ struct Sums {
         for (int i = 0; i < 4; ++i)
           at(warp, 8 * c + lane % 4 * 2 + i % 2, 16 * j + lane / 4 + 8 * (i / 2)) = sums[j][c][i];
   }
-  // An output of a row: of warps [first, end), with scales and bias, rounded to bf16. `o`: in the tile.
-  __device__ __forceinline__ float value(const Pointers& p, int row, int o, int first, int end,
-                                         const float* x_scale) const {
+  // The output that a thread finishes, of every few rows.
+  static __device__ __forceinline__ int own_output() { return blockIdx.x * kOuts + threadIdx.x % kOuts; }
+  static __device__ __forceinline__ float bias_of(const Pointers& p) {
+    static_assert(32 * Form::kWarps % kOuts == 0);
+    return p.bias ? __bfloat162float(p.bias[own_output()]) : 0.f;
+  }
+  // own_output() of a row: of warps [first, end), with scales and bias, rounded to bf16.
+  __device__ __forceinline__ float value(const Pointers& p, int row, int first, int end, const float* x_scale,
+                                         float bias) const {
+    const int o = threadIdx.x % kOuts;
     Sum sum = at(first, row, o);
     for (int w = first + 1; w < end; ++w) sum += at(w, row, o);
-    const int output = blockIdx.x * kOuts + o;
-    float v = Form::value(sum, p, output, x_scale);
-    if (p.bias) v = add_rn(v, __bfloat162float(p.bias[output]));
+    float v = Form::value(sum, p, own_output(), x_scale);
+    if (p.bias) v = add_rn(v, bias);
     return __bfloat162float(__float2bfloat16_rn(v));
   }
 };
@@ -155,27 +162,30 @@ template <class Form, int kRowBlocks>
 __global__ void __launch_bounds__(32 * Form::kWarps, Form::kBlocks) wide_kernel(const __grid_constant__ WideJob job) {
   extern __shared__ __align__(16) uint8_t shared[];
   using S = Sums<Form, kRowBlocks>;
-  allow_successor();
+  // The experts' pointers, which nobody has looked at since the layer's last turn.
+#pragma unroll 1
+  for (int line = threadIdx.x; line < job.table_lines; line += 32 * Form::kWarps)
+    asm volatile("prefetch.global.L1 [%0];" ::"l"(reinterpret_cast<const char*>(job.up.experts) + 128 * line));
   await_predecessor();
+  allow_successor();  // now, so that the next kernel finds what the ones before this one have written
   const Slot slot(job.pairs);
   if (slot.rows == 0) return;
   const S sums{shared, S::bytes_of_warp(job.up)};
   const bool two = job.gate.experts != nullptr;
   const int warp = threadIdx.x / 32, parts = two ? Form::kWarps / 2 : Form::kWarps;
-  const Pointers own = (warp < parts ? job.up : job.gate).experts[slot.expert];
+  const Pointers up = job.up.experts[slot.expert], gate = two ? job.gate.experts[slot.expert] : up;
   const auto row_of = [&](int r) {
     const int pair = pair_at(job.pairs, slot.begin + r);
     return job.by_pair ? pair : pair / job.pairs.top_k;
   };
-  sums.multiply(job.up, own, job.rows.x, slot.rows, warp % parts, parts, row_of);
+  const float up_bias = S::bias_of(up), gate_bias = S::bias_of(gate);  // asked for before the weights
+  sums.multiply(job.up, warp < parts ? up : gate, job.rows.x, slot.rows, warp % parts, parts, row_of, [] {});
   __syncthreads();
-  const Pointers up = job.up.experts[slot.expert], gate = (two ? job.gate : job.up).experts[slot.expert];
-  for (int i = threadIdx.x; i < slot.rows * S::kOuts; i += 32 * Form::kWarps) {
-    const int row = i / S::kOuts, o = i % S::kOuts, output = blockIdx.x * S::kOuts + o;
+  for (int row = threadIdx.x / S::kOuts; row < slot.rows; row += 32 * Form::kWarps / S::kOuts) {
     const float* x_scale = job.rows.scales ? job.rows.scales + row_of(row) : nullptr;
-    const float u = sums.value(up, row, o, 0, parts, x_scale);
-    const float g = two ? sums.value(gate, row, o, parts, Form::kWarps, x_scale) : u;
-    job.to[static_cast<int64_t>(slot.begin + row) * job.up.out + output] =
+    const float u = sums.value(up, row, 0, parts, x_scale, up_bias);
+    const float g = two ? sums.value(gate, row, parts, Form::kWarps, x_scale, gate_bias) : u;
+    job.to[static_cast<int64_t>(slot.begin + row) * job.up.out + S::own_output()] =
         __float2bfloat16_rn(gated(g, u, job.act, job.swiglu));
   }
 }
@@ -205,38 +215,37 @@ __device__ __forceinline__ void add_answers(const DownJob& job, int first, int o
   }
 }
 
-// Grid: tiles of outputs x slots.
+// Grid: tiles of outputs x slots. Its predecessor begins behind all that chose the experts, so these may be looked at
+// before it has ended, and weights be on their way.
 template <class Form, int kRowBlocks>
 __global__ void __launch_bounds__(32 * Form::kWarps, Form::kBlocks) down_kernel(const __grid_constant__ DownJob job) {
   extern __shared__ __align__(16) uint8_t shared[];
   using S = Sums<Form, kRowBlocks>;
-  __shared__ bool last;
   allow_successor();
-  await_predecessor();
   const Slot slot(job.pairs);
-  if (slot.rows == 0) return;
+  if (slot.rows == 0) return await_predecessor();
   const S sums{shared, S::bytes_of_warp(job.down)};
   const Pointers down = job.down.experts[slot.expert];
   const auto row_of = [&](int r) { return slot.begin + r; };
-  sums.multiply(job.down, down, job.rows.x, slot.rows, threadIdx.x / 32, Form::kWarps, row_of);
+  const float bias = S::bias_of(down);
+  sums.multiply(job.down, down, job.rows.x, slot.rows, threadIdx.x / 32, Form::kWarps, row_of,
+                [] { await_predecessor(); });
   __syncthreads();
-  for (int i = threadIdx.x; i < slot.rows * S::kOuts; i += 32 * Form::kWarps) {
-    const int row = i / S::kOuts, o = i % S::kOuts, output = blockIdx.x * S::kOuts + o;
-    const float* x_scale = job.rows.scales ? job.rows.scales + row_of(row) : nullptr;
-    job.y[static_cast<int64_t>(row_of(row)) * job.down.out + output] =
-        __float2bfloat16_rn(sums.value(down, row, o, 0, Form::kWarps, x_scale));
-  }
+  for (int row = threadIdx.x / S::kOuts; row < slot.rows; row += 32 * Form::kWarps / S::kOuts)
+    job.y[static_cast<int64_t>(row_of(row)) * job.down.out + S::own_output()] = __float2bfloat16_rn(
+        sums.value(down, row, 0, Form::kWarps, job.rows.scales ? job.rows.scales + row_of(row) : nullptr, bias));
   __threadfence();  // the answers are seen before the arrival
   __syncthreads();
+  int* room = reinterpret_cast<int*>(shared);  // of sums that are done with; static room would put rings off a line
   if (threadIdx.x == 0) {
     const int active = job.pairs.ids ? job.pairs.count : *job.pairs.active;
-    last = atomicAdd(job.arrived + blockIdx.x, 1u) + 1 == static_cast<uint32_t>(active);
+    room[0] = atomicAdd(job.arrived + blockIdx.x, 1u) + 1 == static_cast<uint32_t>(active);
   }
   __syncthreads();
-  if (!last) return;
+  if (!room[0]) return;
   __threadfence();
   if (threadIdx.x == 0) job.arrived[blockIdx.x] = 0;
-  add_answers(job, blockIdx.x * S::kOuts, S::kOuts, reinterpret_cast<int*>(shared));
+  add_answers(job, blockIdx.x * S::kOuts, S::kOuts, room + 1);
 }
 
 }  // namespace fewbit::cuda::few_experts_step

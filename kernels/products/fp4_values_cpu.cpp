@@ -1,4 +1,4 @@
-// E2M1 codes in blocks to values: the CPU half.
+// E2M1 codes in blocks to tiles and to values: the CPU half.
 #include <algorithm>
 #include <atomic>
 #include <bit>
@@ -9,37 +9,56 @@
 #include "src/core/parallel.h"
 
 namespace fewbit {
+namespace {
 
-std::optional<Tensor> fp4_scale_codes(const Tensor& scales) {
-  Tensor codes = Tensor::host(DType::u8, scales.shape());
+void put_block(const uint8_t* codes, uint32_t* words) {
+  for (int w = 0; w < kFp4BlockWords; ++w) {
+    uint32_t word = 0;
+    for (int pair = 0; pair < kFp4WordCodes / 2; ++pair, codes += 2)
+      word |= kFp4WordParts[pair][codes[0] | codes[1] << 4];
+    words[w] = word;
+  }
+}
+
+}  // namespace
+
+std::optional<Tensor> fp4_tiles(const Tensor& codes, const Tensor& scales) {
+  const int64_t out = codes.rows(), in = codes.cols(), blocks = in / kFp4Block, records = fp4_records(in);
+  FEWBIT_ASSERT(out % kFp4TileOuts == 0 && in % kFp4Block == 0 && scales.rows() == out && scales.cols() == blocks);
+  Tensor tiles = Tensor::host_zeros(DType::u32, {out / kFp4TileOuts, records * kFp4RecordWords});
+  auto* bytes = static_cast<uint8_t*>(tiles.view().data);
   std::atomic<bool> all{true};
-  parallel_for(scales.numel(), 1 << 16, [&](int64_t begin, int64_t end) {
+  parallel_for(out, kFp4TileOuts, [&](int64_t begin, int64_t end) {
     uint32_t most = 0;
-    for (int64_t i = begin; i < end; ++i) {
-      const uint32_t code = std::bit_cast<uint32_t>(scales.as<float>()[i]) >> 23;  // 2^-127, subnormal, is code 0
-      codes.as<uint8_t>()[i] = static_cast<uint8_t>(code);
-      most = std::max(most, code);
-    }
+    for (int64_t o = begin; o < end; ++o)
+      for (int64_t b = 0; b < blocks; ++b) {
+        const Fp4Place place = fp4_place_of(o, b, records);
+        put_block(codes.as<uint8_t>() + o * in + b * kFp4Block, tiles.as<uint32_t>() + place.words);
+        const uint32_t scale = std::bit_cast<uint32_t>(scales.as<float>()[o * blocks + b]) >> 23;  // 2^-127 is code 0
+        bytes[place.scale] = static_cast<uint8_t>(scale);
+        most = std::max(most, scale);
+      }
     if (most > kMostFp4Scale) all = false;
   });
   if (!all) return std::nullopt;
-  return codes;
+  return tiles;
 }
 
 namespace cpu {
 
 void fp4_values(Exec&, const Fp4View& q, TensorView w) {
-  const int64_t in = q.in(), blocks = in / kFp4Block;
+  const int64_t in = q.in, records = fp4_records(in);
+  const auto* bytes = static_cast<const uint8_t*>(q.tiles.data);
   parallel_for(q.out(), 16, [&](int64_t begin, int64_t end) {
-    for (int64_t o = begin; o < end; ++o) {
-      const uint32_t* words = q.words.as<uint32_t>() + o * in / kFp4WordCodes;
-      const uint8_t* scales = q.scales.as<uint8_t>() + o * blocks;
-      bf16* to = w.as<bf16>() + o * in;
-      for (int64_t i = 0; i < in; ++i) {
-        const uint8_t code = fp4_code(words[i / kFp4WordCodes], static_cast<int>(i % kFp4WordCodes));
-        to[i] = e2m1_value(code) * scale_value(scales[i / kFp4Block], DType::f8_e8m0);
+    for (int64_t o = begin; o < end; ++o)
+      for (int64_t b = 0; b < in / kFp4Block; ++b) {
+        const Fp4Place place = fp4_place_of(o, b, records);
+        const uint32_t* words = q.tiles.as<uint32_t>() + place.words;
+        const float scale = scale_value(bytes[place.scale], DType::f8_e8m0);
+        bf16* to = w.as<bf16>() + o * in + b * kFp4Block;
+        for (int i = 0; i < kFp4Block; ++i)
+          to[i] = e2m1_value(fp4_code(words[i / kFp4WordCodes], i % kFp4WordCodes)) * scale;
       }
-    }
   });
 }
 

@@ -151,7 +151,7 @@ Linear dequantized(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, DTy
 
 BlockView view_of(const GgufLinear& l) { return {.strips = l.strips, .form = l.form, .out = l.out, .in = l.in}; }
 
-Fp4View view_of(const Fp4Linear& l) { return {.words = l.words, .scales = l.scales}; }
+Fp4View view_of(const Fp4Linear& l) { return {.tiles = l.tiles, .in = l.in}; }
 MarlinView view_of(const MarlinLinear& l) {
   return {.b = l.b, .s = l.s, .z = l.z, .bits = l.bits, .out = l.out, .in = l.in};
 }
@@ -194,10 +194,8 @@ Linear make_linear(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, DTy
     case LinearForm::Kind::marlin:
       return marlin_linear(ex, as, bias, dtype);
     case LinearForm::Kind::fp4:
-      if (std::optional<Tensor> scales = fp4_scale_codes(q.scales))
-        return Fp4Linear{.words = ex.to_device(fp4_words_of(q)),
-                         .scales = ex.to_device(*scales),
-                         .bias = upload_as(ex, bias, dtype)};
+      if (const std::optional<Tensor> tiles = fp4_tiles(q.codes, q.scales))
+        return Fp4Linear{.tiles = ex.to_device(*tiles), .bias = upload_as(ex, bias, dtype), .in = q.in()};
       if (note) *note = "MXFP4 scales above 2: the weights are dequantized and multiplied densely";
       break;
     case LinearForm::Kind::dense:
@@ -292,7 +290,7 @@ void apply(Exec& ex, const Linear& linear, ConstTensorView x, TensorView y) {
                  },
                  [&](const Fp4Linear& l) {
                    const Fp4View view = view_of(l);
-                   const Tensor values = ex.alloc(DType::bf16, {view.out(), view.in()});
+                   const Tensor values = ex.alloc(DType::bf16, {view.out(), view.in});
                    fp4_values(ex, view, values);
                    const GemmProduct product{.w = values, .bias = l.bias, .y = y};
                    gemms(ex, x, std::span(&product, 1));

@@ -55,10 +55,11 @@ struct GgufLinear {
   std::optional<RowQuant> input{};  // of FP8 whose checkpoint rounds x (src/run/gguf/fp8_strips.h)
 };
 BlockView view_of(const GgufLinear&);
-// An expert in MXFP4 on a GPU, in words of eight codes: few tokens multiply these (kernels/decode/few_experts.h), many
-// its values, which are made for each call.
+// An expert in MXFP4 on a GPU, in tiles (kernels/grids/fp4_tiles.h): few tokens multiply these
+// (kernels/decode/few_experts.h), many its values, which are made for each call.
 struct Fp4Linear {
-  Tensor words{}, scales{}, bias{};
+  Tensor tiles{}, bias{};
+  int64_t in = 0;
 };
 Fp4View view_of(const Fp4Linear&);
 using Linear = std::variant<DenseLinear, MarlinLinear, RowLinear, ByteLinear, Fp4Linear, GgufLinear>;

@@ -1,6 +1,5 @@
 #include "src/run/values_of.h"
 
-#include "kernels/grids/fp4_words.h"
 #include "kernels/model/cast.h"
 #include "kernels/model/hadamard.h"
 #include "kernels/products/dequantize.h"
@@ -23,23 +22,6 @@ Tensor nibbles_of(const QuantizedLinear& q) {
     }
   });
   return packed;
-}
-
-Tensor fp4_words_of(const QuantizedLinear& q) {
-  constexpr int kPairs = kFp4WordCodes / 2;
-  const int64_t in = q.in(), row_words = in / kFp4WordCodes;
-  FEWBIT_ASSERT(in % kFp4WordCodes == 0);
-  Tensor words = Tensor::host(DType::u32, {q.out(), row_words});
-  constexpr int64_t kRows = 16;  // tens of KiB
-  parallel_for(q.out(), kRows, [&](int64_t begin, int64_t end) {
-    const uint8_t* code = q.codes.as<uint8_t>() + begin * in;
-    for (int64_t i = begin * row_words; i < end * row_words; ++i) {
-      uint32_t word = 0;
-      for (int pair = 0; pair < kPairs; ++pair, code += 2) word |= kFp4WordParts[pair][code[0] | code[1] << 4];
-      words.as<uint32_t>()[i] = word;
-    }
-  });
-  return words;
 }
 
 Tensor values_of(Exec& ex, const QuantizedLinear& q, DType dtype) {

@@ -9,8 +9,6 @@ namespace fewbit {
 Tensor levels_of(Exec&, Grid);
 // Two codes of up to 4 bits a byte, the first in its low half: [out, ceil(in / 2)] u8 in host memory.
 Tensor nibbles_of(const QuantizedLinear&);
-// E2M1 codes in words of eight (kernels/grids/fp4_words.h): [out, in / 8] u32 in host memory; in a multiple of 8.
-Tensor fp4_words_of(const QuantizedLinear&);
 // [out, in] in `dtype` (f32 | bf16).
 Tensor values_of(Exec&, const QuantizedLinear&, DType dtype);
 

@@ -28,7 +28,7 @@ int64_t weight_bytes(const Linear& linear) {
                           return sum({&l.strips, &l.order, &l.bias});
                         },
                         [&](const Fp4Linear& l) {
-                          return sum({&l.words, &l.scales, &l.bias});
+                          return sum({&l.tiles, &l.bias});
                         },
                     },
                     linear);

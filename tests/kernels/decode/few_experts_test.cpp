@@ -108,20 +108,19 @@ class TestMixture {
   }
   // All codes and scales around the size that keeps values near one; the first rows have the ends of the scales' range.
   TestLinear blocks(int64_t out, int64_t in, uint64_t seed) {
-    Tensor words = Tensor::host(DType::u32, {out, in / kFp4WordCodes});
-    Tensor scales = Tensor::host(DType::u8, {out, in / kFp4Block});
+    const Tensor codes = Tensor::host(DType::u8, {out, in}), scales = Tensor::host(DType::f32, {out, in / kFp4Block});
     Rng rng(seed, "codes");
-    for (int64_t i = 0; i < words.numel(); ++i)
-      words.as<uint32_t>()[i] = static_cast<uint32_t>(rng.below(uint64_t{1} << 32));
-    const int middle = 127 - static_cast<int>(std::log2(in)) / 2 - 2;
+    for (int64_t i = 0; i < codes.numel(); ++i) codes.as<uint8_t>()[i] = static_cast<uint8_t>(rng.below(16));
+    const int middle = -static_cast<int>(std::log2(in)) / 2 - 2;
     for (int64_t i = 0; i < scales.numel(); ++i)
-      scales.as<uint8_t>()[i] = static_cast<uint8_t>(middle + static_cast<int>(rng.below(3)) - 1);
-    scales.as<uint8_t>()[0] = 0, scales.as<uint8_t>()[scales.numel() - 1] = 1;
+      scales.as<float>()[i] = std::ldexp(1.f, middle + static_cast<int>(rng.below(3)) - 1);
+    scales.as<float>()[0] = std::ldexp(1.f, -127), scales.as<float>()[scales.numel() - 1] = std::ldexp(1.f, -126);
+    Tensor tiles = fp4_tiles(codes, scales).value();
     Exec host = Exec::cpu();
     const Tensor values = Tensor::host(DType::bf16, {out, in});
-    fp4_values(host, {.words = words, .scales = scales}, values);
+    fp4_values(host, {.tiles = tiles, .in = in}, values);
     TestLinear l{.linear = {}, .values = to_f32(values), .bias = {}};
-    l.linear.w = Fp4View{.words = keep(std::move(words)), .scales = keep(std::move(scales))};
+    l.linear.w = Fp4View{.tiles = keep(std::move(tiles)), .in = in};
     return l;
   }
   TestLinear bytes(int64_t out, int64_t in, uint64_t seed) {

@@ -11,28 +11,33 @@ namespace {
 
 // Every code at every place of a word, under every scale that is taken.
 FEWBIT_DEVICE_TEST(Fp4Values, OfEveryCodeAndScale) {
-  constexpr int64_t kScales = kMostFp4Scale + 1, kBlocks = 16, kIn = kBlocks * kFp4Block;
-  const Tensor words = Tensor::host_zeros(DType::u32, {kScales, kIn / kFp4WordCodes}),
-               scales = Tensor::host(DType::u8, {kScales, kBlocks});
+  constexpr int64_t kScales = kMostFp4Scale + 1, kRows = 144, kBlocks = 18, kIn = kBlocks * kFp4Block;
+  const Tensor codes = Tensor::host(DType::u8, {kRows, kIn}), scales = Tensor::host(DType::f32, {kRows, kBlocks});
+  const auto scale_at = [](int64_t row, int64_t block) { return static_cast<int>((row + block) % kScales) - 127; };
   const auto code_at = [](int64_t i) { return static_cast<uint8_t>((i % 16 + i / 16) & 15); };
-  for (int64_t row = 0; row < kScales; ++row) {
-    for (int64_t i = 0; i < kIn; i += 2)
-      words.as<uint32_t>()[(row * kIn + i) / kFp4WordCodes] |=
-          kFp4WordParts[i % kFp4WordCodes / 2][code_at(i) | code_at(i + 1) << 4];
-    for (int64_t b = 0; b < kBlocks; ++b)
-      scales.as<uint8_t>()[row * kBlocks + b] = static_cast<uint8_t>((row + b) % kScales);
+  for (int64_t row = 0; row < kRows; ++row) {
+    for (int64_t i = 0; i < kIn; ++i) codes.as<uint8_t>()[row * kIn + i] = code_at(row + i);
+    for (int64_t b = 0; b < kBlocks; ++b) scales.as<float>()[row * kBlocks + b] = std::ldexp(1.f, scale_at(row, b));
   }
-  const Tensor on_device = ex.to_device(words), own_scales = ex.to_device(scales);
-  const Tensor w = poisoned(ex, DType::bf16, {kScales, kIn});
-  fp4_values(ex, {.words = on_device, .scales = own_scales}, w);
+  const Tensor tiles = ex.to_device(fp4_tiles(codes, scales).value());
+  const Tensor w = poisoned(ex, DType::bf16, {kRows, kIn});
+  fp4_values(ex, {.tiles = tiles, .in = kIn}, w);
   const Tensor found = ex.to_host(w);
-  for (int64_t row = 0; row < kScales; ++row)
+  for (int64_t row = 0; row < kRows; ++row)
     for (int64_t i = 0; i < kIn; ++i) {
-      const int scale = scales.as<uint8_t>()[row * kBlocks + i / kFp4Block];
-      const double value = std::ldexp(static_cast<double>(e2m1_value(code_at(i))), scale - 127);
+      const int scale = scale_at(row, i / kFp4Block);
+      const double value = std::ldexp(static_cast<double>(e2m1_value(code_at(row + i))), scale);
       ASSERT_EQ(static_cast<double>(static_cast<float>(found.as<bf16>()[row * kIn + i])), value)
           << "scale " << scale << ", input " << i;
     }
+}
+
+TEST(Fp4Tiles, RefuseScalesThatNoProductMakesExact) {
+  const Tensor codes = Tensor::host_zeros(DType::u8, {16, kFp4Block}), scales = Tensor::host(DType::f32, {16, 1});
+  std::fill_n(scales.as<float>(), 16, 2.f);
+  EXPECT_TRUE(fp4_tiles(codes, scales));
+  scales.as<float>()[7] = 4;
+  EXPECT_FALSE(fp4_tiles(codes, scales));
 }
 
 // Every code comes back from every place, whatever lies beside it.
