@@ -87,7 +87,7 @@ piece racecheck fp4 'RoundFp4.Cuda*' 2
 piece racecheck marlin 'MarlinGemm.CudaTwo*:MarlinGemm.CudaSeveral*:MarlinGemm.CudaAdds*:MarlinDequantize.Cuda*:MarlinGemmCuda.StagesThatComeRound*:MarlinGemmCuda.OutputsThatRepeat*' 2
 piece racecheck gram 'GramLoss.Cuda*'
 piece racecheck few-experts 'FewExperts.Cuda*' 4
-piece racecheck mixtures 'DecodeMixture.CudaEqualsTheOpsOnSmall*:DecodeMixture.CudaPassesNaN*'
+piece racecheck mixtures 'DecodeMixture.Cuda*' 8
 piece racecheck other-ops '*Cuda*:-*Attention.*:DecodeLayers.*:DecodeMixture.*:FewExperts.*:Marlin*:ExecCuda*:Gemm.*:Matmul.*:Fp8Gemm.*:Int8Gemm.*:FewRows.*:Choose*:RoundFp4.*:Refine.*:'"$memcheck_alone" 4
 piece memcheck all '*:-*_cpu' 14
 piece initcheck ops '*Cuda*:*_cuda:-ExecCuda*:DecodeLayers.*:*Gemm*:Matmul.*:FewRows.CudaSeveral*:FewRows.CudaSmall*:FewRows.CudaANorm*:FewRows.CudaUnrounded*:Choose*.CudaPlain*:Choose*.CudaThe*:Choose*.CudaZeros*:Choose*.CudaAn*:Choose*.CudaNegative*:Choose*.CudaSearched*:'"$memcheck_alone" 4

@@ -38,7 +38,10 @@ std::string refuses(const ExpertLinear& l) {
     if (w->dtype != DType::bf16) return "dense weights that are not bf16";
     return z.in % 32 == 0 && at_16(*w) ? "" : "dense weights whose inputs are no multiple of 32";
   }
-  if (const Fp4View* f = fp4_of(l)) return at_16(f->tiles) ? "" : "MXFP4 tiles at no multiple of 16 bytes";
+  if (const Fp4View* f = fp4_of(l))
+    return z.in % kFp4Block == 0 && f->tiles.cols() == fp4_records(z.in) * kFp4RecordWords && at_16(f->tiles)
+               ? ""
+               : "MXFP4 weights of other sizes";
   const ByteView& b = *bytes_of(l);
   if (b.input.group != 0) return "inputs in 8 bits with scales of groups";
   const bool known = b.w.codes.dtype == DType::i8 ? b.input.codes == DType::i8

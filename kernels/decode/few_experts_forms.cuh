@@ -98,7 +98,7 @@ struct BlockForm {
                                                   int tile, int part, int parts, const uint8_t* const (&x)[kRowBlocks],
                                                   int rows, uint8_t* shared, const Await& await_x) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, blocks = m.in / kFp4Block;
-    const int all = (blocks + kFp4RecordBlocks - 1) / kFp4RecordBlocks;
+    const int all = static_cast<int>(fp4_records(m.in));
     const int begin = all * part / parts, end = all * (part + 1) / parts;
     const uint8_t* from = p.w + (static_cast<int64_t>(tile) * all + begin) * kRecordBytes + lane * 16;
     const uint8_t* const behind = p.w + (static_cast<int64_t>(tile) * all + end) * kRecordBytes;

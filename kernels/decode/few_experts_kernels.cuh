@@ -162,10 +162,12 @@ template <class Form, int kRowBlocks>
 __global__ void __launch_bounds__(32 * Form::kWarps, Form::kBlocks) wide_kernel(const __grid_constant__ WideJob job) {
   extern __shared__ __align__(16) uint8_t shared[];
   using S = Sums<Form, kRowBlocks>;
-  // The experts' pointers, which nobody has looked at since the layer's last turn.
+  // The experts' pointers, which nobody has looked at since the layer's last turn. One block asks for all of them:
+  // those of hundreds of experts are more than an L1 holds.
+  if (blockIdx.x == 0 && blockIdx.y == 0)
 #pragma unroll 1
-  for (int line = threadIdx.x; line < job.table_lines; line += 32 * Form::kWarps)
-    asm volatile("prefetch.global.L1 [%0];" ::"l"(reinterpret_cast<const char*>(job.up.experts) + 128 * line));
+    for (int line = threadIdx.x; line < job.table_lines; line += 32 * Form::kWarps)
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(reinterpret_cast<const char*>(job.up.experts) + 128 * line));
   await_predecessor();
   allow_successor();  // now, so that the next kernel finds what the ones before this one have written
   const Slot slot(job.pairs);

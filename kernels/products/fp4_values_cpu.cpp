@@ -25,12 +25,12 @@ void put_block(const uint8_t* codes, uint32_t* words) {
 std::optional<Tensor> fp4_tiles(const Tensor& codes, const Tensor& scales) {
   const int64_t out = codes.rows(), in = codes.cols(), blocks = in / kFp4Block, records = fp4_records(in);
   FEWBIT_ASSERT(out % kFp4TileOuts == 0 && in % kFp4Block == 0 && scales.rows() == out && scales.cols() == blocks);
-  Tensor tiles = Tensor::host_zeros(DType::u32, {out / kFp4TileOuts, records * kFp4RecordWords});
+  Tensor tiles = Tensor::host(DType::u32, {out / kFp4TileOuts, records * kFp4RecordWords});
   auto* bytes = static_cast<uint8_t*>(tiles.view().data);
   std::atomic<bool> all{true};
   parallel_for(out, kFp4TileOuts, [&](int64_t begin, int64_t end) {
     uint32_t most = 0;
-    for (int64_t o = begin; o < end; ++o)
+    for (int64_t o = begin; o < end; ++o) {
       for (int64_t b = 0; b < blocks; ++b) {
         const Fp4Place place = fp4_place_of(o, b, records);
         put_block(codes.as<uint8_t>() + o * in + b * kFp4Block, tiles.as<uint32_t>() + place.words);
@@ -38,6 +38,12 @@ std::optional<Tensor> fp4_tiles(const Tensor& codes, const Tensor& scales) {
         bytes[place.scale] = static_cast<uint8_t>(scale);
         most = std::max(most, scale);
       }
+      for (int64_t b = blocks; b < records * kFp4RecordBlocks; ++b) {
+        const Fp4Place place = fp4_place_of(o, b, records);
+        std::fill_n(tiles.as<uint32_t>() + place.words, kFp4BlockWords, 0);
+        bytes[place.scale] = 0;
+      }
+    }
     if (most > kMostFp4Scale) all = false;
   });
   if (!all) return std::nullopt;
