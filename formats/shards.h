@@ -40,7 +40,8 @@ class OpenShard {
   std::string put(const std::string& name, ConstTensorView bytes);
   // The same for a thread that has more to do: waits for no disk, and leaves the digest of the file to catch_up().
   std::string put_in_passing(const std::string& name, ConstTensorView bytes);
-  void catch_up();       // takes the digest of the file as far as there is no gap
+  // Takes the digest of the file as far as there is no gap, and no tensor of more than `most` bytes.
+  void catch_up(int64_t most = INT64_MAX);
   WrittenFile finish();  // all were put, and nobody else is at it
 
  private:

@@ -108,12 +108,13 @@ struct OpenShard::State {
     return digest;
   }
 
-  // The digest of the file as far as it has no gap; a thread that is at it already is left alone.
-  void hash() {
+  // The digest of the file as far as it has no gap and no tensor of more than `most` bytes; a thread that is at it
+  // already is left alone.
+  void hash(int64_t most = INT64_MAX) {
     std::unique_lock lock(guard);
     if (hashing) return;
     hashing = true;
-    for (; hashed < places.size() && places[hashed].there; ++hashed) {
+    for (; hashed < places.size() && places[hashed].there && places[hashed].info.bytes <= most; ++hashed) {
       lock.unlock();
       read_back(places[hashed].info);
       lock.lock();
@@ -170,7 +171,7 @@ std::string OpenShard::put_in_passing(const std::string& name, ConstTensorView b
   return state_->put(name, bytes, true);
 }
 
-void OpenShard::catch_up() { state_->hash(); }
+void OpenShard::catch_up(int64_t most) { state_->hash(most); }
 
 WrittenFile OpenShard::finish() {
   state_->hash();

@@ -33,47 +33,55 @@ __global__ void __launch_bounds__(kTile)
 template <int64_t kCols, int64_t kTile>
 class BlockInverses {
  public:
+  // Room for those of L; add() makes them.
   BlockInverses(Exec& ex, const Tensor& l)
-      : s_(ex.cuda_state()),
+      : ex_(ex),
+        s_(ex.cuda_state()),
         l_(l.as<double>()),
         n_(l.cols()),
-        full_(n_ / kCols),
-        inverse_(ex.alloc_zeros(DType::f64, {(n_ + kCols - 1) / kCols, kCols, kCols})) {
-    if (full_ > 0) {
-      const Tensor room = ex.alloc(DType::f64, {full_, kCols / 2, kCols / 2});
+        inverse_(ex.alloc_zeros(DType::f64, {(n_ + kCols - 1) / kCols, kCols, kCols})) {}
+
+  // Those of the columns [begin, end), where the factor is there: whole blocks, or up to L's end.
+  void add(int64_t begin, int64_t end) {
+    const int64_t first = begin / kCols, full = end / kCols - first;
+    if (full > 0) {
+      const Tensor room = ex_.alloc(DType::f64, {full, kCols / 2, kCols / 2});
       constexpr int64_t kTiles = kCols / kTile;
       invert_lower_kernel<kCols, kTile>
-          <<<static_cast<unsigned>(full_ * kTiles), kTile, 0, s_.stream>>>(l_, n_, inverse_.as<double>());
+          <<<static_cast<unsigned>(full * kTiles), kTile, 0, s_.stream>>>(l_ + begin * (n_ + 1), n_, at(first));
       FEWBIT_CUDA_LAUNCHED();
       for (int64_t half = kTile; half < kCols; half *= 2)
-        for (int64_t at = 0; at < kCols; at += 2 * half) join(at, half, room.as<double>());
+        for (int64_t col = 0; col < kCols; col += 2 * half) join(first, full, col, half, room.as<double>());
     }
-    if (full_ * kCols < n_) solve_last();
+    if ((first + full) * kCols < end) solve_last();
   }
+  // [kCols, kCols] of the block.
+  double* at(int64_t block) const { return inverse_.as<double>() + block * kCols * kCols; }
   const double* data() const { return inverse_.as<double>(); }
   int64_t numel() const { return inverse_.numel(); }
 
  private:
-  // Columns [at, at + 2 half) of every block, of whose two halves the inverses are there.
-  void join(int64_t at, int64_t half, double* room) const {
+  // Columns [col, col + 2 half) of `full` blocks, of whose two halves the inverses are there.
+  void join(int64_t first, int64_t full, int64_t col, int64_t half, double* room) const {
     constexpr int64_t kSquare = kCols * kCols;
     const double one = 1, minus = -1, zero = 0;
-    const int64_t l_step = kCols * (n_ + 1), below = (at + half) * kCols + at;
-    double* inverse = inverse_.as<double>();
+    const int64_t l_step = kCols * (n_ + 1), below = (col + half) * kCols + col;
+    const double* l = l_ + first * l_step;
+    double* inverse = at(first);
     // Row-major X = A B is X^T = B^T A^T column-major.
     FEWBIT_CUBLAS_CALL(cublasDgemmStridedBatched_64(
-        s_.blas, CUBLAS_OP_N, CUBLAS_OP_N, half, half, half, &one, inverse + at * (kCols + 1), kCols, kSquare,
-        l_ + (at + half) * n_ + at, n_, l_step, &zero, room, half, half * half, full_));
+        s_.blas, CUBLAS_OP_N, CUBLAS_OP_N, half, half, half, &one, inverse + col * (kCols + 1), kCols, kSquare,
+        l + (col + half) * n_ + col, n_, l_step, &zero, room, half, half * half, full));
     FEWBIT_CUBLAS_CALL(cublasDgemmStridedBatched_64(s_.blas, CUBLAS_OP_N, CUBLAS_OP_N, half, half, half, &minus, room,
-                                                    half, half * half, inverse + (at + half) * (kCols + 1), kCols,
-                                                    kSquare, &zero, inverse + below, kCols, kSquare, full_));
+                                                    half, half * half, inverse + (col + half) * (kCols + 1), kCols,
+                                                    kSquare, &zero, inverse + below, kCols, kSquare, full));
   }
 
   // Of the columns behind the last whole block.
   void solve_last() const {
     const double one = 1;
-    const int64_t j = full_ * kCols, width = n_ - j;
-    double* to = inverse_.as<double>() + full_ * kCols * kCols;
+    const int64_t full = n_ / kCols, j = full * kCols, width = n_ - j;
+    double* to = at(full);
     one_diagonal_kernel<<<1, 256, 0, s_.stream>>>(to, width, kCols);
     FEWBIT_CUDA_LAUNCHED();
     // Row-major L_jj is U = L_jj^T column-major, and U^-1 column-major is L_jj^-1 row-major.
@@ -81,9 +89,10 @@ class BlockInverses {
                                       CUBLAS_DIAG_NON_UNIT, width, width, &one, l_ + j * n_ + j, n_, to, kCols));
   }
 
+  Exec& ex_;
   CudaState& s_;
   const double* l_;
-  int64_t n_, full_;
+  int64_t n_;
   Tensor inverse_;
 };
 

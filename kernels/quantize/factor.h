@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "kernels/exec/exec.h"
-#include "kernels/quantize/panel_share.h"
+#include "kernels/exec/panel_share.h"
 #include "src/core/wide_cut.h"
 namespace fewbit {
 // H + lambda I = R R^T with R upper triangular, by one Cholesky factorisation of the index-reversed matrix. U = R^-1 is
@@ -14,7 +14,8 @@ namespace fewbit {
 //   r       [n, n] f32; overwritten, zero below the diagonal
 // Failure is a status, not an exception: `pivot` is the order, from 1, of the leading minor of the reversed matrix that
 // was not positive definite; 0 on success. An entry that is not finite gives pivot 1. r is undefined then.
-//   share   the processes that factor h together on the CPU, each with all of h; collective, and r is everybody's
+//   share   the processes that factor h together on the CPU, each with all of h; collective, and r is everybody's. On
+//           CUDA every process makes it by itself
 enum class Precision : uint8_t { f32, f64 };  // of the factorisation; h and r are f32
 struct [[nodiscard]] FactorStatus {
   int64_t pivot = 0;
@@ -44,7 +45,8 @@ inline FactorStatus factorize(Exec& ex, ConstTensorView h, float lambda, Precisi
 //   more         [out, n] f32, or data == nullptr
 //   share        1 for all of the shift
 //   target       [out, n] f32; overwritten, untouched when the factorisation fails
-//   panels       the processes that factor gram together; each may have rows of w of its own
+//   panels       the processes that factor gram together (on CUDA where it is wide: panel_factor.cuh); each may have
+//                rows of w of its own
 //   r            null, or what becomes the factor of gram + lambda I as factorize() makes it in f64, [n, n] f32, where
 //                the op has it: on CUDA, which solves by it
 // Returns the status of the factorisation.

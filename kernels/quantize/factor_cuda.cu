@@ -4,18 +4,17 @@
 #include <algorithm>
 #include <vector>
 
-#include "kernels/device/block_inverses.cuh"
 #include "kernels/device/split_product.cuh"
 #include "kernels/device/vec.cuh"
 #include "kernels/exec/exec_cuda.h"
-#include "kernels/quantize/column_tiles.h"
 #include "kernels/quantize/factor.h"
+#include "kernels/quantize/panel_factor.cuh"
 
 namespace fewbit::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-enum Flag : int { kInfo, kNonfinite, kFlags };
+enum Flag : int { kNonfinite, kInfo };  // one of the latter for each factor that potrf makes
 
 // r holds h: r[k] = h[last - k], damped; flags[kNonfinite] is raised where an entry is not finite. Each thread swaps
 // two entries; the middle one of an odd count is swapped with itself, and damped once.
@@ -133,34 +132,30 @@ __global__ void add_kernel(const float* __restrict__ w, float* __restrict__ targ
 
 unsigned blocks_for(int64_t count) { return grid_for(count, kThreads, 8192); }
 
-// What potrf and the kernels around it report, on the device.
+// What potrf and the kernels around it report, on the device. Of several factors on the diagonal of a system each is
+// `step` columns behind the one before.
 class Flags {
  public:
-  explicit Flags(Exec& ex) : ex_(ex), flags_(ex.alloc_zeros(DType::i32, {kFlags})) {}
+  explicit Flags(Exec& ex, int64_t factors = 1, int64_t step = 0)
+      : ex_(ex), flags_(ex.alloc_zeros(DType::i32, {kInfo + factors})), step_(step) {}
   int* data() { return flags_.as<int32_t>(); }
+  int* info() { return data() + kInfo; }
   FactorStatus status() {
     const Tensor host = ex_.to_host(flags_);
-    const int info = host.as<int32_t>()[kInfo];
-    if (info < 0) bug("cuSOLVER's potrf was called with a wrong argument");
-    return {host.as<int32_t>()[kNonfinite] ? 1 : info};
+    const int32_t* told = host.as<int32_t>();
+    if (told[kNonfinite]) return {1};
+    for (int64_t i = kInfo; i < host.numel(); ++i) {
+      if (told[i] < 0) bug("cuSOLVER's potrf was called with a wrong argument");
+      if (told[i] > 0) return {(i - kInfo) * step_ + told[i]};
+    }
+    return {};
   }
 
  private:
   Exec& ex_;
   Tensor flags_;
+  int64_t step_;
 };
-
-// In-place Cholesky of [n, n]; its info lands in flags.
-void potrf(Exec& ex, cudaDataType_t type, void* a, int64_t n, Flags& flags) {
-  CudaState& s = ex.cuda_state();
-  size_t on_device = 0, on_host = 0;
-  FEWBIT_CUSOLVER_CALL(cusolverDnXpotrf_bufferSize(s.solver(), nullptr, CUBLAS_FILL_MODE_UPPER, n, type, a, n, type,
-                                                   &on_device, &on_host));
-  const Tensor room = ex.alloc(DType::u8, {static_cast<int64_t>(on_device) + 1});
-  std::vector<char> host_room(on_host + 1);
-  FEWBIT_CUSOLVER_CALL(cusolverDnXpotrf(s.solver(), nullptr, CUBLAS_FILL_MODE_UPPER, n, type, a, n, type,
-                                        room.view().data, on_device, host_room.data(), on_host, flags.data() + kInfo));
-}
 
 // r holds h, and in the end its factor.
 FactorStatus factorize_f32(Exec& ex, float lambda, int64_t n, float* r) {
@@ -168,7 +163,7 @@ FactorStatus factorize_f32(Exec& ex, float lambda, int64_t n, float* r) {
   Flags flags(ex);
   reverse_kernel<<<blocks_for(n * n), kThreads, 0, s.stream>>>(r, flags.data(), lambda, n);
   FEWBIT_CUDA_LAUNCHED();
-  potrf(ex, CUDA_R_32F, r, n, flags);
+  potrf(ex, CUDA_R_32F, r, n, n, flags.info());
   if (const FactorStatus status = flags.status(); !status.ok()) return status;
   reverse_factor_kernel<<<blocks_for(n * n), kThreads, 0, s.stream>>>(r, flags.data(), n);
   FEWBIT_CUDA_LAUNCHED();
@@ -181,7 +176,7 @@ FactorStatus factorize_f64(Exec& ex, const float* h, float lambda, int64_t n, fl
   Flags flags(ex);
   reversed_copy_kernel<<<blocks_for(n * n), kThreads, 0, s.stream>>>(h, a.as<double>(), flags.data(), lambda, n);
   FEWBIT_CUDA_LAUNCHED();
-  potrf(ex, CUDA_R_64F, a.as<double>(), n, flags);
+  potrf(ex, CUDA_R_64F, a.as<double>(), n, n, flags.info());
   if (const FactorStatus status = flags.status(); !status.ok()) return status;
   reversed_factor_kernel<<<blocks_for(n * n), kThreads, 0, s.stream>>>(a.as<double>(), r, flags.data(), n);
   FEWBIT_CUDA_LAUNCHED();
@@ -190,9 +185,9 @@ FactorStatus factorize_f64(Exec& ex, const float* h, float lambda, int64_t n, fl
 
 }  // namespace
 
+// Every process of a share makes it alike.
 FactorStatus factorize(Exec& ex, ConstTensorView h, float lambda, Precision precision, TensorView r,
-                       const PanelShare& share) {
-  FEWBIT_ASSERT(share.alone());
+                       const PanelShare& /*share*/) {
   const int64_t n = h.rows();
   FEWBIT_ASSERT(h.cols() == n && r.rows() == n && r.cols() == n);
   if (precision == Precision::f64) return factorize_f64(ex, h.as<float>(), lambda, n, r.as<float>());
@@ -205,18 +200,23 @@ namespace {
 // The system of a shift, gram mended and damped, factored: r as factorize() leaves it in f64, and what solves by it.
 class ShiftSystem {
  public:
-  ShiftSystem(Exec& ex, ConstTensorView cross, ConstTensorView gram, float lambda)
+  ShiftSystem(Exec& ex, ConstTensorView cross, ConstTensorView gram, float lambda, const PanelShare& share)
       : ex_(ex), s_(ex.cuda_state()), n_(gram.cols()) {
     FEWBIT_ASSERT(cross.rows() == n_ && cross.cols() == n_ && gram.shape == cross.shape);
     const Tensor a = ex.alloc(DType::f64, {n_, n_});
-    Flags flags(ex);
+    const bool whole = n_ <= PanelFactor::kNarrow;
+    Flags flags(ex, whole ? 1 : PanelFactor::panels(n_), PanelFactor::kPanel);
     shift_system_kernel<<<blocks_for(n_ * n_), kThreads, 0, s_.stream>>>(cross.as<float>(), gram.as<float>(),
                                                                          a.as<double>(), flags.data(), lambda, n_);
     FEWBIT_CUDA_LAUNCHED();
-    potrf(ex, CUDA_R_64F, a.as<double>(), n_, flags);
+    SolveInverses inverses(ex, a);
+    if (whole)
+      potrf(ex, CUDA_R_64F, a.as<double>(), n_, n_, flags.info());
+    else
+      PanelFactor(ex, a, inverses, share).run(flags.info());
     status = flags.status();
     if (!status.ok()) return;
-    const BlockInverses<kSolveCols, kTileCols> inverses(ex, a);
+    if (whole) inverses.add(0, n_);
     inverse_ = ex.alloc(DType::bf16, {2, inverses.numel()});
     __nv_bfloat16* high = inverse_.as<__nv_bfloat16>();
     narrow_terms_kernel<<<blocks_for(inverses.numel()), kThreads, 0, s_.stream>>>(
@@ -310,11 +310,10 @@ void solve_rows(Exec& ex, const ShiftSystem& system, const float* base, float* x
 // every run on this width, whatever memory and however many rows there are.
 FactorStatus shift_targets(Exec& ex, ConstTensorView w, ConstTensorView cross, ConstTensorView gram, float lambda,
                            ConstTensorView more, float share, TensorView target, const PanelShare& panels, Tensor* r) {
-  FEWBIT_ASSERT(panels.alone());
   const int64_t n = w.cols();
   FEWBIT_ASSERT(gram.cols() == n && target.shape == w.shape && (!more.data || more.shape == w.shape));
   CudaState& s = ex.cuda_state();
-  ShiftSystem system(ex, cross, gram, lambda);
+  ShiftSystem system(ex, cross, gram, lambda, panels);
   if (!system.status.ok()) return system.status;
   product_with_terms(ex, w, target, [&](int64_t begin, int64_t cols, const SplitTerms& strip) {
     difference_terms_kernel<<<static_cast<unsigned>(n), kThreads, 0, s.stream>>>(cross.as<float>(), gram.as<float>(),
@@ -335,7 +334,7 @@ FactorStatus shift_matrix(Exec& ex, ConstTensorView cross, ConstTensorView gram,
                           TensorView m, Tensor* r) {
   const int64_t n = gram.cols();
   FEWBIT_ASSERT(m.shape == gram.shape);
-  ShiftSystem system(ex, cross, gram, lambda);
+  ShiftSystem system(ex, cross, gram, lambda, {});
   if (!system.status.ok()) return system.status;
   difference_kernel<<<static_cast<unsigned>(n), kThreads, 0, ex.cuda_state().stream>>>(
       cross.as<float>(), gram.as<float>(), m.as<float>(), n);

@@ -50,7 +50,13 @@ void RowShare::gather(QuantizedLinear& q) const {
 }
 
 PanelShare RowShare::panels() const {
-  if (alone() || on_cuda_) return {};
+  if (alone()) return {};
+  if (on_cuda_)
+    return {.rank = ranks_->rank(),
+            .size = ranks_->size(),
+            .gather_rows = [this](Exec& ex, TensorView all, std::span<const int64_t> begin) {
+              ranks_->all_gather_rows(ex, all, begin);
+            }};
   return {.rank = ranks_->rank(), .size = ranks_->size(), .gather = [this](void* all, std::span<const int64_t> begin) {
             Exec host = Exec::cpu();
             ranks_->all_gather_rows(host, TensorView{all, DType::u8, {begin.back(), 1}, {}}, begin);

@@ -5,7 +5,7 @@
 // over them (kRowUnit), so that a row has the bits that it has where one process takes all; on a GPU products have the
 // same kernel for any number of rows (kernels/device/row_product.cuh).
 #include "kernels/exec/exec.h"
-#include "kernels/quantize/panel_share.h"
+#include "kernels/exec/panel_share.h"
 #include "src/core/quantized_linear.h"
 #include "src/ranks/ranks.h"
 
@@ -27,7 +27,7 @@ class RowShare {
   Tensor whole(Exec&, Tensor band, int64_t unit = 1) const;
   Tensor whole(Tensor band, int64_t unit = 1) const;  // in host memory
   void gather(QuantizedLinear& q) const;
-  // Those who share the factor of the linear's statistics: on the CPU the ranks that share its rows.
+  // Those who share the factor of the linear's statistics: the ranks that share its rows.
   PanelShare panels() const;
   // Collective: whether it holds for every rank's rows; the sum of their counts.
   bool everywhere(bool here) const;

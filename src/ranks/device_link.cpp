@@ -68,6 +68,14 @@ void DeviceLink::broadcast(Exec& ex, TensorView t, int root) {
   if (t.bytes() > 0) check(calls_.broadcast(way(), t.data, t.bytes(), root, native_stream(ex)));
 }
 
+void DeviceLink::broadcast(Exec& ex, std::span<const TensorView> tensors, int root) {
+  void* const link = way();
+  check(calls_.begin_group());
+  for (const TensorView& t : tensors)
+    if (t.bytes() > 0) check(calls_.broadcast(link, t.data, t.bytes(), root, native_stream(ex)));
+  check(calls_.end_group());
+}
+
 void DeviceLink::all_gather_rows(Exec& ex, TensorView all, std::span<const int64_t> begin) {
   const auto band = [&](int r) {
     return all.row_range(begin[static_cast<size_t>(r)], begin[static_cast<size_t>(r) + 1]);

@@ -29,6 +29,7 @@ class DeviceLink {
 
   // As those of Ranks, of tensors on the device.
   void broadcast(Exec&, TensorView, int root);
+  void broadcast(Exec&, std::span<const TensorView>, int root);
   void all_reduce_sum(Exec&, TensorView);
   void all_gather_rows(Exec&, TensorView all, std::span<const int64_t> begin);
 

@@ -234,7 +234,10 @@ int connect_to(const std::string& folder, int rank) {
 int accept_from(int listening, int* rank) {
   pollfd p{listening, POLLIN, 0};
   const auto limit = std::chrono::duration_cast<std::chrono::milliseconds>(kMeetingTime);
-  if (::poll(&p, 1, static_cast<int>(limit.count())) != 1) return -1;
+  int ready = 0;
+  do ready = ::poll(&p, 1, static_cast<int>(limit.count()));
+  while (ready < 0 && errno == EINTR);  // a signal, such as that of a process that was stopped and goes on
+  if (ready != 1) return -1;
   const int s = ::accept4(listening, nullptr, nullptr, SOCK_CLOEXEC);
   return s >= 0 && ::recv(s, rank, sizeof *rank, MSG_WAITALL) == sizeof *rank ? s : -1;
 }

@@ -139,6 +139,11 @@ DeviceLink* Ranks::link(Exec& ex, const TensorView& t) const {
 
 bool Ranks::link_devices(Exec& ex) const { return link(ex, {nullptr, DType::u8, {0}, ex.device()}) != nullptr; }
 
+void Ranks::unlink_devices() const {
+  asked_for_link_ = false;
+  if (link_) unlinked_ = std::async(std::launch::async, [link = std::move(link_)]() mutable { link.reset(); }).share();
+}
+
 std::string Ranks::device_library() const { return link_ ? link_->library() : ""; }
 
 void Ranks::broadcast(Exec& ex, TensorView t, int root) const {
@@ -151,6 +156,12 @@ void Ranks::broadcast(Exec& ex, TensorView t, int root) const {
   if (rank() == root) return;
   ex.copy(staged, t);
   ex.sync();
+}
+
+void Ranks::broadcast(Exec& ex, std::span<const TensorView> tensors, int root) const {
+  if (alone() || tensors.empty()) return;
+  if (DeviceLink* l = link(ex, tensors.front())) return l->broadcast(ex, tensors, root);
+  for (const TensorView& t : tensors) broadcast(ex, t, root);
 }
 
 // Each rank sums a band of the elements, all ranks' values of which it is sent, and then has the bands of the others.
@@ -242,6 +253,7 @@ void Ranks::node_gather(const void* mine, void* all, int bytes) const {
 
 void Ranks::finish() {
   link_.reset();
+  if (unlinked_.valid()) unlinked_.wait();
   if (const MpiCalls* calls = std::exchange(calls_, nullptr)) check_call(*calls, calls->finish());
   place_ = {};
 }

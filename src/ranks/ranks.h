@@ -6,6 +6,7 @@
 // collective calls it goes from GPU to GPU where NCCL is found and every rank has a GPU of its own (device_link.h).
 // Then a call does not wait for the stream. A message is contiguous bytes of any dtype; both sides must name equally
 // many.
+#include <future>
 #include <memory>
 #include <span>
 #include <string>
@@ -58,6 +59,8 @@ class Ranks {
   // Whether tensors of that device go from GPU to GPU without the host, so that steps with them can be recorded.
   // Collective.
   bool link_devices(Exec&) const;
+  // Collective, when no tensor on a GPU will go any more: takes the links down beside what the process still does.
+  void unlink_devices() const;
   std::string device_library() const;  // "NCCL 2.28.9" where tensors go from GPU to GPU; "" else, and until one went
   // CPU threads that this process should take: as many as the processors that the launcher lets it use, those that
   // several processes may use divided among them; 0 of one process: no opinion.
@@ -72,6 +75,7 @@ class Ranks {
 
   // Collective: every rank calls them.
   void broadcast(Exec&, TensorView, int root = 0) const;
+  void broadcast(Exec&, std::span<const TensorView>, int root = 0) const;  // all in one message where GPUs are linked
   // The sum over the ranks to all of them, f32: ((x0 + x1) + x2) + … in the order of the ranks, so that its bits depend
   // on the values alone, and are the same everywhere.
   void all_reduce_sum(Exec&, TensorView) const;
@@ -101,6 +105,7 @@ class Ranks {
   int threads_ = 0;
   mutable std::shared_ptr<DeviceLink> link_{};
   mutable bool asked_for_link_ = false;
+  mutable std::shared_future<void> unlinked_{};
 };
 
 const Ranks& one_process();  // for what runs alone

@@ -104,10 +104,30 @@ void rows(const Ranks& ranks, Exec& ex) {
   }
 }
 
+// Tensors of some sizes from each rank in turn, together.
+void several(const Ranks& ranks, Exec& ex) {
+  const std::vector<Shape> shapes{{7, 3}, {0}, {1}, {515, 129}};
+  for (int root = 0; root < ranks.size(); ++root) {
+    std::vector<Tensor> tensors;
+    std::vector<TensorView> places;
+    for (const Shape& s : shapes) {
+      tensors.push_back(ex.to_device(filled(ranks.rank() == root ? 60 + root : 0, s)));
+      places.push_back(tensors.back());
+    }
+    ranks.broadcast(ex, places, root);
+    for (size_t i = 0; i < shapes.size(); ++i) {
+      const Tensor came = ex.to_host(tensors[i]), right = filled(60 + root, shapes[i]);
+      expect(std::memcmp(came.view().data, right.view().data, static_cast<size_t>(right.bytes())) == 0,
+             fmt::format("tensor {} of several from {}", i, root));
+    }
+  }
+}
+
 void collectives(const Ranks& ranks) {
   Exec ex = Exec::cpu();
   expect(ranks.node_rank() == ranks.rank() && ranks.node_size() == ranks.size(), "place on this machine");
   sums(ranks, ex);
+  several(ranks, ex);
   messages(ranks, ex);
   rows(ranks, ex);
   ranks.barrier();
@@ -207,6 +227,7 @@ void gpus(const Ranks& ranks) {
   expect(!rows.alone() && mine.rows() < right.rows() && all.rows() == right.rows(), "rows of a linear");
   expect(std::memcmp(ex.to_host(all).as<float>(), right.as<float>(), static_cast<size_t>(right.bytes())) == 0,
          "rows of a linear, gathered");
+  several(ranks, ex);
   peer_rows(ranks, ex);
   const std::string by = ranks.device_library();
   fmt::print("tensors by {}\n", by.empty() ? "host memory" : by);

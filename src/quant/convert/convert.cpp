@@ -215,9 +215,10 @@ std::string report_of(const Checkpoint& c, const ConvertJob& job, const ConvertP
   report["made_by"] = job.command;
   report["made_from"] = Json::parse(origin_json(job.model, read_sources(job.model, {.user = job.user})));
   report["config"] = Json::parse(model_config_json(dir));
-  report["tensors"] = Json::object();
+  Json::object_t tensors;  // names differ, and are not looked up
   for (const WrittenFile& f : files)
-    for (const auto& [name, digest] : f.tensors) report["tensors"][name] = digest;
+    for (const auto& [name, digest] : f.tensors) tensors.emplace_back(name, digest);
+  report["tensors"] = std::move(tensors);
   report["companions"] = companion_digests(dir, files);
   return report.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
 }

@@ -117,7 +117,8 @@ class BlockCoder {
   struct Dealt;
   std::unique_ptr<Dealt> deal(const Group&, const std::map<std::string, Linear>* replaced);
   void take(Dealt&, std::map<std::string, Linear>* replaced);
-  void take(const std::vector<Group>&, Dealt& round, std::map<std::string, Linear>* replaced);
+  using Rounds = std::deque<std::unique_ptr<Dealt>>;
+  void take(const std::vector<Group>&, const Rounds&, std::map<std::string, Linear>* replaced);
   // Shared with the work in the background, which outlives the coder's interest in it.
   struct Block {
     std::deque<std::vector<NamedTensor>> packed{};  // each the background's until nothing is left there

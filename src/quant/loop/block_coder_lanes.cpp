@@ -21,9 +21,12 @@ struct BlockCoder::Dealt {
   std::deque<InputStats> seen{};
   float shared = 0;
   std::future<void> done{};  // not valid where no lane works
-  // Of several ranks: the first group of a round, a group of each; this one's own linears where no lane works on them.
+  // Of several ranks: the first group of a round, a group of each; this one's linears when they are coded, and what
+  // takes their place where a lane made it.
   size_t first = 0;
   std::deque<CodedLinear> own{};
+  std::map<std::string, DenseLinear> made{};
+  bool by_lane = false;
 
   // The end of the lane's work.
   void await(Phases& phases, Lanes& lanes) {
@@ -31,6 +34,21 @@ struct BlockCoder::Dealt {
       done.get();
       phases.also_held("quantize", lanes.peak_bytes());
     });
+  }
+  // The same of this rank's group of a round, which is its own then. What was only needed for the work goes.
+  void await_own(Phases& phases, Lanes& lanes) {
+    if (items.empty()) return;
+    await(phases, lanes);
+    for (Item& item : items) {
+      if (!item.dense.empty()) {
+        item.made.weight = std::move(item.dense);
+        made.emplace(item.coded.name, std::move(item.made));
+      }
+      own.push_back(std::move(item.coded));
+    }
+    items.clear();
+    seen.clear();
+    by_lane = true;
   }
   ~Dealt() {
     if (done.valid()) done.wait();
@@ -113,13 +131,25 @@ void BlockCoder::quantize_beside(const std::vector<Group>& groups, std::map<std:
 
 void BlockCoder::quantize_apart(const std::vector<Group>& groups, const std::function<void(size_t first)>& next,
                                 std::map<std::string, Linear>* replaced) {
+  // Codes of this rank that are handed over together: each message waits for all ranks, while those of an expert are
+  // soon sent. So few that they are no matter beside the experts' weights.
+  constexpr int64_t kTogether = int64_t{32} << 20;
   const auto ranks = static_cast<size_t>(ranks_.size()), rank = static_cast<size_t>(ranks_.rank());
   const bool by_lanes = replaced && beside(groups);  // alike on all ranks, as their plans are
   const size_t most = by_lanes ? 2 * static_cast<size_t>(lanes_->count()) : 0;
-  std::deque<std::unique_ptr<Dealt>> on_their_way;
-  const auto take_first = [&] {
-    take(groups, *on_their_way.front(), replaced);
+  Rounds on_their_way, made;
+  int64_t codes = 0;  // of what is made, and alike on all ranks: of the first group of each round
+  const auto hand_over = [&] {
+    if (!made.empty()) take(groups, made, replaced);
+    made.clear();
+    codes = 0;
+  };
+  const auto await_first = [&] {
+    if (by_lanes) on_their_way.front()->await_own(phases_, *lanes_);
+    for (const LinearDef& l : groups[on_their_way.front()->first].items) codes += l.out_features * l.in_features;
+    made.push_back(std::move(on_their_way.front()));
     on_their_way.pop_front();
+    if (codes >= kTogether) hand_over();
   };
   for (size_t first = 0; first < groups.size(); first += ranks) {
     next(first);
@@ -134,39 +164,34 @@ void BlockCoder::quantize_apart(const std::vector<Group>& groups, const std::fun
     }
     round->first = first;
     on_their_way.push_back(std::move(round));
-    while (on_their_way.size() > most) take_first();
+    while (on_their_way.size() > most) await_first();
   }
-  while (!on_their_way.empty()) take_first();
+  while (!on_their_way.empty()) await_first();
+  hand_over();
 }
 
-// Hands a round's linears to all ranks.
-void BlockCoder::take(const std::vector<Group>& groups, Dealt& round, std::map<std::string, Linear>* replaced) {
-  std::map<std::string, DenseLinear> made;  // by the lane
-  const bool by_lane = round.done.valid();
-  if (by_lane) {
-    round.await(phases_, *lanes_);
-    for (Dealt::Item& item : round.items) {
-      if (!item.dense.empty()) {
-        item.made.weight = std::move(item.dense);
-        made.emplace(item.coded.name, std::move(item.made));
-      }
-      round.own.push_back(std::move(item.coded));
-    }
-  }
+// Hands the linears of some rounds to all ranks, and takes them in the order of the groups.
+void BlockCoder::take(const std::vector<Group>& groups, const Rounds& rounds, std::map<std::string, Linear>* replaced) {
+  const auto ranks = static_cast<size_t>(ranks_.size()), rank = static_cast<size_t>(ranks_.rank());
   std::deque<CodedLinear> all;
-  for (size_t r = 0; r < static_cast<size_t>(ranks_.size()) && round.first + r < groups.size(); ++r) {
-    std::vector<LinearOnItsWay> of_rank;
-    for (const LinearDef& def : groups[round.first + r].items) {
-      const PlannedLinear& p = plan_of(def);
-      if (p.keep) continue;
-      CodedLinear& coded = all.emplace_back(begin_record(def, p, nullptr));
-      if (static_cast<int>(r) == ranks_.rank()) coded = std::move(round.own.front()), round.own.pop_front();
-      coded.linear.spec = p.recipe.spec;
-      of_rank.push_back({&coded.linear, &coded.record, &coded.there});
-    }
-    linears_from(ex_, ranks_, static_cast<int>(r), of_rank);
+  std::vector<std::vector<LinearOnItsWay>> of_rank(ranks);
+  std::map<std::string, DenseLinear> made;
+  bool by_lanes = false;
+  for (const std::unique_ptr<Dealt>& round : rounds) {
+    for (size_t r = 0; r < ranks && round->first + r < groups.size(); ++r)
+      for (const LinearDef& def : groups[round->first + r].items) {
+        const PlannedLinear& p = plan_of(def);
+        if (p.keep) continue;
+        CodedLinear& coded = all.emplace_back(begin_record(def, p, nullptr));
+        if (r == rank) coded = std::move(round->own.front()), round->own.pop_front();
+        coded.linear.spec = p.recipe.spec;
+        of_rank[r].push_back({&coded.linear, &coded.record, &coded.there});
+      }
+    made.merge(round->made);
+    by_lanes |= round->by_lane;
   }
-  if (by_lane) ex_.sync();  // codes of a lane go back to it when they are packed, and are read here until now
+  for (size_t r = 0; r < ranks; ++r) linears_from(ex_, ranks_, static_cast<int>(r), of_rank[r]);
+  if (by_lanes) ex_.sync();  // codes of a lane go back to it when they are packed, and are read here until now
   for (CodedLinear& coded : all) {
     const auto at = made.find(coded.name);
     if (at != made.end()) replaced->emplace(coded.name, std::move(at->second));

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "src/ranks/exchange.h"
 
@@ -83,12 +84,12 @@ void in_host_memory(Parcel& m, const LinearOnItsWay& l) {
   if (m.reads()) *l.record = linear_record_from_json(record);
 }
 
-// The tensor stays as it is where the root has none.
-void on_device(Exec& ex, const Ranks& ranks, int root, Parcel& forms, Tensor& t) {
+// A place for a tensor that the root has; what it has none of stays as it is.
+void add_place(Exec& ex, Parcel& forms, Tensor& t, std::vector<TensorView>& places) {
   const Form form = forms.value(Form::of(t));
   if (form.rank == 0) return;
   if (forms.reads()) t = ex.alloc(form.dtype, form.shape());
-  ranks.broadcast(ex, t, root);
+  places.push_back(t);
 }
 
 }  // namespace
@@ -103,10 +104,12 @@ void linears_from(Exec& ex, const Ranks& ranks, int root, std::span<const Linear
     }
   std::string text = text_of_root(ranks, out.take(), root);
   Parcel in = ranks.rank() == root ? Parcel() : Parcel(std::move(text));
+  std::vector<TensorView> places;
   for (const LinearOnItsWay& l : linears) {
     if (in.reads()) in_host_memory(in, l);
-    for (Tensor* t : tensors_of(*l.there)) on_device(ex, ranks, root, in, *t);
+    for (Tensor* t : tensors_of(*l.there)) add_place(ex, in, *t, places);
   }
+  ranks.broadcast(ex, places, root);
 }
 
 }  // namespace fewbit

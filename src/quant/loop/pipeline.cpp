@@ -81,6 +81,7 @@ void run_blocks(BlockLoop& loop, const Journal& journal, Files& files, const Che
     files.thread.wait();
   }
   loop.finish();
+  job.ranks->unlink_devices();
   tell(job, c.spec, static_cast<double>(c.spec.layers));
 }
 

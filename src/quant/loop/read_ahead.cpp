@@ -3,6 +3,7 @@
 #include <fcntl.h>
 
 #include <map>
+#include <memory>
 #include <vector>
 
 #include "src/core/file_io.h"
@@ -50,14 +51,14 @@ void release_beside(Background& background, const Checkpoint& c, const NamedLine
 
 void foresee_whole(UploadAhead& ahead, const Checkpoint& c, const std::vector<NamedLinear>& linears, DType dtype) {
   std::vector<ConstTensorView> hosts;
-  std::vector<std::string> names;
+  const auto names = std::make_shared<std::vector<std::string>>();  // one list for all of them, which are many
   for (const NamedLinear& l : linears)
     if (const ConstTensorView w = in_file(c, l); w.data && w.dtype == dtype) {
       hosts.push_back(w);
-      names.push_back(l.name + ".weight");
+      names->push_back(l.name + ".weight");
     }
   // The pages of a whole block would be held from one block to the next.
-  ahead.foresee_whole(hosts, [&c, names](size_t i) { c.store.forget(names[i]); });
+  ahead.foresee_whole(hosts, [&c, names](size_t i) { c.store.forget((*names)[i]); });
 }
 
 Tensor taken_ahead(UploadAhead& ahead, const Checkpoint& c, const NamedLinear& l, DType dtype) {

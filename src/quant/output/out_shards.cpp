@@ -1,15 +1,11 @@
 #include "src/quant/output/out_shards.h"
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
-#include <exception>
-#include <functional>
 #include <map>
 
 #include "src/core/file_io.h"
 #include "src/core/inline_parallel.h"
-#include "src/core/parallel.h"
 #include "src/model/checkpoint_parts.h"
 
 namespace fewbit {
@@ -20,34 +16,6 @@ namespace fs = std::filesystem;
 // Full shards whose digest is still being taken. Each has a thread and a buffer of a mebibyte; blocks do not come so
 // fast that more would help.
 constexpr size_t kFinishing = 3;
-
-// Threads that put the tensors of a block into its files: one takes the digest of its own while another's bytes go into
-// the system's memory. They are none of the pool's, which packs the next block meanwhile.
-constexpr int kPutting = 4;
-
-// Calls `put` for each of `count`, on a few threads where the machine has threads to spare. Rethrows an error.
-void by_several(size_t count, const std::function<void(size_t)>& put) {
-  std::atomic<size_t> next = 0;
-  const auto some = [&] {
-    const InlineParallel alone;
-    for (size_t i = next++; i < count; i = next++) put(i);
-  };
-  std::vector<std::future<void>> others;
-  for (int i = 1; i < std::min(kPutting, thread_count() / 2); ++i)
-    others.push_back(std::async(std::launch::async, some));
-  std::exception_ptr error;
-  try {
-    some();
-  } catch (...) {
-    error = std::current_exception();
-  }
-  for (std::future<void>& f : others) try {
-      f.get();
-    } catch (...) {
-      error = std::current_exception();
-    }
-  if (error) std::rethrow_exception(error);
-}
 
 int64_t bytes_in(const TensorInfo& t) { return t.shape.numel() * bytes_of(t.dtype); }
 
@@ -121,31 +89,6 @@ void OutShards::go_on() {
           tensors.push_back(*at->second.tensor);
     if (!ranges.empty() && tensors.size() == ranges.size()) placed_.emplace(layer, std::move(tensors));
   }
-}
-
-// Puts a block's tensors where they will stay. Called by whoever seals it.
-std::optional<SealedRanges> OutShards::place(int64_t layer, const std::vector<NamedTensor>& tensors) {
-  std::vector<TensorInfo> infos;
-  std::vector<Shard> to;
-  SealedRanges ranges;
-  {
-    const std::lock_guard lock(guard_);
-    for (const NamedTensor& t : tensors) {
-      const auto at = place_of_.find(t.name);
-      if (otherwise_ || at == place_of_.end()) return std::nullopt;
-      infos.push_back({.name = t.name, .dtype = t.tensor.dtype(), .shape = t.tensor.shape()});
-      infos.back().bytes = bytes_in(infos.back());
-      to.push_back(foreseen(at->second.shard, infos.back()));
-      if (!to.back()) return std::nullopt;
-      ranges.push_back({.shard = at->second.shard, .tensor = t.name, .digest = ""});
-    }
-    for (const SealedRange& r : ranges) with_blocks_.insert(r.shard);
-  }
-  by_several(tensors.size(),
-             [&](size_t i) { ranges[i].digest = to[i]->put_in_passing(tensors[i].name, tensors[i].tensor); });
-  const std::lock_guard lock(guard_);
-  placed_.emplace(layer, std::move(infos));
-  return ranges;
 }
 
 // The shard of that number where it was foreseen with this tensor, which it does not have yet. Under `guard_`.

@@ -159,9 +159,11 @@ std::string to_json(const QuantReport& r) {
   if (r.perplexity) j["perplexity"] = json_of(*r.perplexity);
   j["made_from"] = Json::parse(r.made_from);
   j["config"] = Json::parse(r.config);
-  j["tensors"] = Json::object();
+  // Names differ, and are not looked up: an object that keeps its order compares each with all before it.
+  Json::object_t tensors;
   for (const WrittenFile& f : r.files)
-    for (const auto& [name, digest] : f.tensors) j["tensors"][name] = digest;
+    for (const auto& [name, digest] : f.tensors) tensors.emplace_back(name, digest);
+  j["tensors"] = std::move(tensors);
   j["companions"] = r.companions;
   return j.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";  // a path need not be UTF-8
 }

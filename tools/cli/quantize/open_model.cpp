@@ -28,8 +28,12 @@ Checkpoint turned_for(Checkpoint c, const Recipe& recipe) {
 }
 
 std::unique_ptr<SourcesAhead> read_ahead(const Common& common, const Checkpoint& c, const QuantJob& job) {
-  if (!job.ranks->alone() || common.device == "cpu" || !Exec::cuda_available()) return nullptr;
-  if (common.threads > 0) set_thread_count(common.threads);  // before the first use of them
+  if (job.ranks->rank() != 0 || common.device == "cpu" || !Exec::cuda_available()) return nullptr;
+  // Before the first use of them.
+  if (common.threads > 0)
+    set_thread_count(common.threads);
+  else if (!job.ranks->alone())
+    set_thread_count(job.ranks->threads());
   return std::make_unique<SourcesAhead>(
       c.dir, SourceReading{.run = partial_of(place_of(job.out)), .user = user_cache_folder(), .rehash = job.rehash});
 }

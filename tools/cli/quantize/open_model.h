@@ -21,7 +21,7 @@ Checkpoint open_model(const std::filesystem::path& model, const Recipe&, const s
 // The checkpoint turned as the recipe says, which may be not at all.
 Checkpoint turned_for(Checkpoint, const Recipe&);
 
-// Begins to read the model for the job, while a GPU gets ready. Null without one, and on several ranks.
+// Begins to read the model for the job, while a GPU gets ready. Null without one, and on ranks but the first.
 std::unique_ptr<SourcesAhead> read_ahead(const Common&, const Checkpoint&, const QuantJob&);
 
 }  // namespace fewbit::cli

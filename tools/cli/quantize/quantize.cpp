@@ -285,6 +285,7 @@ void add_times_or_refuse(const QuantizeArgs& a, Exec& ex, const Checkpoint& c, c
   const auto refuse = [&] { refuse_if_any(plan, disk_of(plan, job, a.limits, c)); };
   if (claim_out) {
     refuse();
+    if (!the_ranks().alone()) warm_up_for(ex, c, options, plan);
     claim_out();  // nothing is measured beside the reading of the model
   }
   if (plan.refusals.empty() && plan.memory.refusal.empty() && the_ranks().alone())
@@ -364,7 +365,7 @@ void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
   imatrix.finish(c.spec, windows);
   progress.update("done", 1);
   say(a.common, summary_of(report));
-  write_json(a.common, to_json(report));
+  if (!a.common.json.empty()) write_json(a.common, to_json(report));
 }
 
 }  // namespace

@@ -19,6 +19,10 @@ using Phase = std::pair<std::string, double>;
 // than this is measured once more, for a hundredth of its time, up to a few seconds.
 constexpr double kLongRun = 250, kMostMeasuring = 6;  // seconds
 
+Chunks chunks_of(const QuantPlan& plan, const PlanOptions& o) {
+  return {.windows = plan.calibrates() ? o.tokens / o.seq_len : 0, .length = o.seq_len};
+}
+
 std::vector<Phase> longest_first(const TimePlan& t) {
   std::vector<Phase> all(t.phases.begin(), t.phases.end());
   std::stable_sort(all.begin(), all.end(), [](const Phase& a, const Phase& b) { return a.second > b.second; });
@@ -37,7 +41,7 @@ std::string stops_table(const MemoryPlan& m) {
 
 void add_times(Exec& ex, const Checkpoint& c, const PlanOptions& o, const std::filesystem::path& out, QuantPlan& plan) {
   if (o.on_gpu != ex.on_cuda()) return;
-  const Chunks chunks{.windows = plan.calibrates() ? o.tokens / o.seq_len : 0, .length = o.seq_len};
+  const Chunks chunks = chunks_of(plan, o);
   RateOptions options{.dtype = o.dtype, .chunks = chunks, .out = out, .scratch = o.limits.scratch};
   Rates rates = measure_rates(ex, c, plan, options);
   const double coarse = plan_time(c, plan, chunks, o.dtype, rates).seconds;
@@ -49,6 +53,13 @@ void add_times(Exec& ex, const Checkpoint& c, const PlanOptions& o, const std::f
   }
   plan.memory = decide_stops(c, plan, o, rates);
   plan.time = plan_time(c, plan, chunks, o.dtype, rates);
+}
+
+void warm_up_for(Exec& ex, const Checkpoint& c, const PlanOptions& o, const QuantPlan& plan) {
+  if (!ex.on_cuda()) return;
+  Chunks chunks = chunks_of(plan, o);
+  chunks.at_once = chunk_tokens(ex.device().kind);  // kernels are chosen by the number of rows
+  warm_up(ex, c, plan, {.dtype = o.dtype, .chunks = chunks});
 }
 
 std::string time_table(const QuantPlan& plan, bool gpu_is_absent) {

@@ -9,6 +9,10 @@
 
 namespace fewbit {
 
+inline constexpr int64_t kNarrowest = 512;  // width of a probe between the model's own: all groups and blocks divide it
+
+using Points = std::vector<std::pair<int64_t, double>>;  // {width, seconds}, for law_of()
+
 // Seconds of `work`, the mean of some calls where one is over at once. The first call does not count: it brings memory
 // and threads about, and on a GPU loads kernels.
 double seconds_of(Exec&, const std::function<void()>& work);
@@ -23,6 +27,18 @@ Tensor some_values(Exec&, DType, int64_t rows, int64_t cols, uint64_t seed);
 // it takes `power` powers of the width; the first always.
 void at_widths(const std::vector<int64_t>& widths, double seconds, double power,
                const std::function<void(int64_t)>& probe);
+
+// Statistics n wide of values that are alike, as a block's are in both streams, and what they cost, made as the run
+// makes them: both sums at a time.
+struct Sums {
+  InputStats stats{};
+  double gram = 0, cross = 0;  // seconds for a token
+};
+Sums sums_of(Exec&, int64_t n, bool crossed, DType);
+
+// The linears' part of the rates.
+void measure_linears(Exec&, const QuantPlan&, const std::vector<int64_t>& widths, bool crossed, const RateOptions&,
+                     Rates&);
 
 // Seconds for a token of every op of a kind of block, in the dtype and the windows of the options.
 std::vector<double> op_seconds(Exec&, const Checkpoint&, int kind, const RateOptions&);

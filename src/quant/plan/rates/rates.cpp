@@ -4,44 +4,24 @@
 #include <algorithm>
 #include <cmath>
 #include <future>
-#include <numeric>
 #include <set>
 
 #include "kernels/exec/rough_products.h"
-#include "kernels/quantize/matrix_edit.h"
 #include "kernels/statistics/column_stats.h"
-#include "kernels/statistics/gram.h"
-#include "kernels/statistics/gram_lanes.h"
-#include "src/core/hash.h"
 #include "src/core/host_blocks.h"
 #include "src/core/parallel.h"
 #include "src/core/rng.h"
-#include "src/quant/loop/block_encoding.h"
-#include "src/quant/loop/measure.h"
 #include "src/quant/plan/rates/rate_probe.h"
-#include "src/quant/rounding.h"
 #include "src/run/upload_as.h"
 
 namespace fewbit {
 namespace {
 
-// That the sums of a probe are of. A GPU is asked for a whole chunk, and so are many threads: their sums go through
-// memory once for each, which few tokens would make too much of. A thread or two take too long for that.
-constexpr int64_t kTokens = 512;
-constexpr int kManyThreads = 4;
-int64_t tokens_of(const Exec& ex) {
-  return ex.on_cuda() || thread_count() >= kManyThreads ? gram_chunk(ex.device().kind) : kTokens;
-}
-constexpr int64_t kNarrowest = 512;  // width of a probe between the model's own: all groups and blocks divide it
-constexpr double kShortest = 1e-2;   // seconds: what is over sooner is measured again; a GPU's clock is steadier
-double shortest(const Exec& ex) { return ex.on_cuda() ? kShortest / 2 : kShortest; }
-// What rows of a linear take is a difference of two times, of which each is off by what else the machine does: the rows
-// are multiplied until they take this many seconds, or are as many as large linears have: never more than the largest
-// of the plan holds, so that the measurement stays in the memory that the run has.
-constexpr double kRowsShortest = 4e-2;
-constexpr int64_t kMostRows = 16384;
+// Seconds: what is over sooner is measured again; a GPU's clock is steadier.
+double shortest(const Exec& ex) { return ex.on_cuda() ? 5e-3 : 1e-2; }
 constexpr int kConsumers = 3;            // linears behind an absorber, as q, k and v
 constexpr int64_t kTransformRows = 128;  // of each: as many as searches judge
+constexpr int64_t kTransformTokens = 512;
 
 // Widths of linears' inputs in the model, ascending, and below and between them others, by which a CPU finds how wide
 // it can get in the time. A GPU gets as wide as the model, and a law wants one other point, at most half as wide.
@@ -54,151 +34,6 @@ std::vector<int64_t> widths_of(const QuantPlan& plan, bool on_gpu) {
   for (int64_t w = kNarrowest; w < most && !enough; w *= 2)
     if (!on_gpu || (2 * w <= most && 4 * w > most)) widths.insert(w);
   return {widths.begin(), widths.end()};
-}
-
-int64_t largest_linear(const QuantPlan& plan) {
-  int64_t most = 0;
-  for (const PlannedLinear& p : plan.linears)
-    if (!p.keep) most = std::max(most, p.linear.out * p.linear.in);
-  return most;
-}
-
-using Points = std::vector<std::pair<int64_t, double>>;
-
-// Few of the rows of `some_values` are their own, so that wide sums of them are singular, where those of a calibration
-// are not: a method would damp and factor them again and again. The mean of the diagonal on top of it ends that.
-void lift(Exec& ex, const Tensor& gram) {
-  const Tensor d = ex.alloc(DType::f32, {gram.cols()});
-  diagonal(ex, gram, d);
-  const Tensor host = ex.to_host(d);
-  const double sum = std::accumulate(host.as<float>(), host.as<float>() + host.numel(), 0.0);
-  std::fill_n(host.as<float>(), host.numel(), static_cast<float>(sum / static_cast<double>(host.numel())));
-  add_diagonal(ex, ex.to_device(host), gram);
-}
-
-// Statistics n wide of values that are alike, as a block's are in both streams, and what they cost, made as the run
-// makes them: both sums at a time.
-struct Sums {
-  InputStats stats{};
-  double gram = 0, cross = 0;  // seconds for a token
-};
-Sums sums_of(Exec& ex, int64_t n, bool crossed, DType dtype) {
-  const int64_t tokens = tokens_of(ex);
-  const Tensor x = some_values(ex, dtype, tokens, n, 6);
-  const GramLanes lanes(ex, true);
-  Sums s;
-  s.stats.tokens = tokens;
-  s.stats.gram = ex.alloc_zeros(DType::f32, {n, n});
-  const auto seconds = [&](ConstTensorView full) {
-    return seconds_of(ex, [&] { lanes.add(x, full, s.stats.gram, s.stats.cross, {}, {}); }) /
-           static_cast<double>(tokens);
-  };
-  s.gram = seconds({});
-  if (crossed) {
-    s.stats.cross = ex.alloc_zeros(DType::f32, {n, n});
-    s.cross = std::max(0.0, seconds(x) - s.gram);
-  }
-  ex.zero(s.stats.gram);
-  add_gram_half(ex, x, s.stats.gram);
-  fill_gram_half(ex, s.stats.gram);
-  lift(ex, s.stats.gram);
-  if (!crossed) return s;
-  ex.copy(s.stats.gram, s.stats.cross);  // the shift of targets takes as long whatever it is
-  return s;
-}
-
-// One linear as BlockCoder codes and measures it.
-struct Coded {
-  double coding = 0, measuring = 0;
-};
-Coded code_once(Exec& ex, PlannedLinear p, int64_t out, int64_t in, const InputStats* stats, bool codes_stay) {
-  p.linear.out = out;
-  p.linear.in = in;
-  if (p.recipe.spec.out_group > out) p.recipe.spec.out_group = out;
-  const Tensor w = some_values(ex, DType::f32, out, in, 7);
-  const auto timed = [&](auto&& work) {
-    ex.sync();
-    const Stopwatch t;
-    work();
-    ex.sync();
-    return t.seconds();
-  };
-  Coded c;
-  LinearRecord record;
-  if (p.blocks) {
-    EncodedBlocks e;
-    c.coding = timed([&] { e = encode_blocks(ex, p, w, stats); });
-    c.measuring = timed([&] { measure(ex, w, ex.to_device(e.values), std::nullopt, stats, record); });
-    return c;
-  }
-  MethodResult r;
-  c.coding = timed([&] {
-    LinearJob job = job_of(p, w, stats);
-    job.allow_rtn = true;
-    job.codes_stay = codes_stay && p.recipe.spec.turn == 0;
-    r = p.recipe.method->quantize(ex, job);
-  });
-  if (p.recipe.spec.activations == ActQuant::tensor) r.linear.input_scale = 1;
-  c.measuring = timed([&] { measure(ex, w, r.linear, r.there, stats, record); });
-  return c;
-}
-
-// The mean of some where one is over soon. Not the least: a run that is long has its share of what else the machine
-// does.
-template <class F>
-Coded usual(const F& code) {
-  Coded sum;
-  int times = 0;
-  do {
-    const Coded c = code();
-    sum.coding += c.coding;
-    sum.measuring += c.measuring;
-    ++times;
-  } while (times < 3 && sum.coding + sum.measuring < 4 * kShortest);
-  return {sum.coding / times, sum.measuring / times};
-}
-
-// The rates of a recipe's linears, from a few rows and more of them at each width.
-LinearRates linear_rates(Exec& ex, const PlannedLinear& p, const std::vector<int64_t>& widths, int64_t largest,
-                         bool crossed, bool codes_stay, const RateOptions& o, double seconds) {
-  const bool sums = o.chunks.windows > 0 && has(p.recipe.needs(), Needs::gram);
-  const int64_t few = int64_t{16} * thread_count();
-  Points row, system, factor, measuring;
-  std::vector<int64_t> whole = widths;
-  if (p.blocks)  // an encoder takes whole blocks; the linear's own width is among those that stay
-    std::erase_if(whole, [&](int64_t n) { return n % p.blocks->elements != 0; });
-  if (p.recipe.two_of_four) std::erase_if(whole, [](int64_t n) { return n % 4 != 0; });
-  // A GPU is far from busy with a narrow linear, so that a wide one takes little longer.
-  at_widths(whole, seconds, sums && !ex.on_cuda() ? 1.5 : 1, [&](int64_t n) {
-    if (p.recipe.spec.group > 0 && n % p.recipe.spec.group != 0 && n % kNarrowest == 0) return;
-    std::optional<Sums> s;
-    if (sums) s = sums_of(ex, n, crossed, o.dtype);
-    const InputStats* stats = s ? &s->stats : nullptr;
-    const auto once = [&](int64_t out) { return code_once(ex, p, out, n, stats, codes_stay); };
-    const auto of = [&](int64_t out) {
-      if (ex.on_cuda()) (void)once(out);  // the first of a shape, by which a GPU loads kernels and takes memory
-      return usual([&] { return once(out); });
-    };
-    if (ex.on_cuda()) (void)once(few);
-    const Coded first = usual([&] {
-      if (s) s->stats.factor = {}, s->stats.shift = {};
-      return once(few);
-    });
-    const Coded less = usual([&] { return once(few); });
-    Coded more = of(4 * few);
-    int64_t many = 4 * few;
-    while (more.coding - less.coding < kRowsShortest && many < kMostRows && 4 * many * n <= largest &&
-           4 * more.coding < seconds / 4)
-      more = of(many *= 4);
-    const double rows = static_cast<double>(many - few);
-    const double each = std::max(0.0, more.coding - less.coding) / rows;
-    row.emplace_back(n, each);
-    system.emplace_back(n, std::max(0.0, less.coding - each * static_cast<double>(few)));
-    factor.emplace_back(n, std::max(0.0, first.coding - less.coding));
-    measuring.emplace_back(n, std::max(0.0, more.measuring - less.measuring) / rows);
-  });
-  return {
-      .row = law_of(1, row), .system = law_of(2, system), .factor = law_of(2, factor), .measure = law_of(1, measuring)};
 }
 
 // A norm with linears behind it, rewritten by the transform: seconds for one of the linears.
@@ -221,8 +56,8 @@ double transform_seconds(Exec& ex, const Transform& t, const QuantPlan& plan, co
   s.input = sums_of(ex, n, false, DType::f32).stats;
   s.absmax = ex.alloc_zeros(DType::f32, {n});
   s.abssum = ex.alloc_zeros(DType::f64, {n});
-  s.sample = some_values(ex, DType::f32, 4 * kTokens, n, 6);
-  column_stats(ex, s.sample.view().row_range(0, kTokens), {}, s.absmax, s.abssum);
+  s.sample = some_values(ex, DType::f32, 4 * kTransformTokens, n, 6);
+  column_stats(ex, s.sample.view().row_range(0, kTransformTokens), {}, s.absmax, s.abssum);
   if (ex.on_cuda()) t.apply(ex, job, block);  // loads its kernels
   ex.sync();
   const Stopwatch timer;
@@ -242,20 +77,8 @@ void measure_sums(Exec& ex, const std::vector<int64_t>& widths, bool crossed, co
   r.cross = law_of(1, cross);
 }
 
-void measure_linears(Exec& ex, const QuantPlan& plan, const std::vector<int64_t>& widths, bool crossed,
-                     const RateOptions& o, Rates& r) {
-  std::map<std::string, const PlannedLinear*> smallest;
-  for (const PlannedLinear& p : plan.linears) {
-    if (p.keep || p.lossless || p.layout().empty()) continue;
-    const PlannedLinear*& at = smallest[rate_key(p)];
-    if (!at || p.linear.out * p.linear.in < at->linear.out * at->linear.in) at = &p;
-  }
-  const int64_t largest = largest_linear(plan);
-  for (const auto& [key, p] : smallest) {
-    const double share = o.budget / 2 / static_cast<double>(smallest.size());
-    r.linears[key] = linear_rates(ex, *p, widths, largest, crossed, plan.memory.beside > 0, o, share);
-    r.linears[key].pack = pack_seconds(ex, *p);
-  }
+void measure_transforms(Exec& ex, const QuantPlan& plan, const std::vector<int64_t>& widths, const RateOptions& o,
+                        Rates& r) {
   const auto like = std::find_if(plan.linears.begin(), plan.linears.end(),
                                  [](const PlannedLinear& p) { return !p.keep && !p.lossless && p.recipe.method; });
   if (o.chunks.windows == 0 || like == plan.linears.end()) return;
@@ -377,6 +200,7 @@ Rates measure_rates(Exec& ex, const Checkpoint& c, const QuantPlan& plan, const 
     measure_sums(ex, widths, crossed, o, r);
   }
   measure_linears(ex, plan, widths, crossed, o, r);
+  measure_transforms(ex, plan, widths, o, r);
   r.convert = convert_seconds(ex);
   r.bytes = files.get();
   measure_copies(ex, r.bytes);
