@@ -199,18 +199,24 @@ void measure_linears(Exec& ex, const QuantPlan& plan, const std::vector<int64_t>
 
 void warm_up(Exec& ex, const Checkpoint& c, const QuantPlan& plan, const RateOptions& o) {
   const InlineParallel alone;
+  const Stopwatch timer;
   const bool calibrates = o.chunks.windows > 0, crossed = has(plan.needs, Needs::cross);
   for (size_t kind = 0; calibrates && kind < c.spec.kinds.size(); ++kind)
     (void)op_seconds(ex, c, static_cast<int>(kind), o);
-  for (const auto& [key, p] : smallest_of(plan)) {
-    std::set<int64_t> widths;
-    for (const PlannedLinear& other : plan.linears)
-      if (!other.keep && rate_key(other) == key) widths.insert(other.linear.in);
-    for (const int64_t in : widths) {
-      std::optional<Sums> sums;
-      if (calibrates && has(p->recipe.needs(), Needs::gram)) sums = sums_of(ex, in, crossed, o.dtype);
-      const int64_t rows = std::min(kWarmRows, largest_linear(plan) / in);
-      (void)code_once(ex, *p, rows, in, sums ? &sums->stats : nullptr, plan.memory.beside > 0);
+  const Smallest kinds = smallest_of(plan);
+  std::map<int64_t, std::set<std::string>> keys;  // of the linears of each width
+  for (const PlannedLinear& p : plan.linears)
+    if (const std::string key = rate_key(p); !p.keep && kinds.count(key)) keys[p.linear.in].insert(key);
+  const int64_t largest = largest_linear(plan);
+  for (const auto& [in, all] : keys) {
+    std::optional<Sums> sums;  // of the first that asks for them
+    for (const std::string& key : all) {
+      if (timer.seconds() > o.budget) break;  // of many recipes, what is left is loaded when it is met
+      const PlannedLinear& p = *kinds.at(key);
+      const bool sees = calibrates && has(p.recipe.needs(), Needs::gram);
+      if (sees && !sums) sums = sums_of(ex, in, crossed, o.dtype);
+      (void)code_once(ex, p, std::min(kWarmRows, largest / in), in, sees ? &sums->stats : nullptr,
+                      plan.memory.beside > 0);
     }
   }
   ex.sync();

@@ -73,7 +73,7 @@ Rates measure_rates(Exec& ex, const Checkpoint&, const QuantPlan&, const RateOpt
 
 // Runs what the run will run, once each at the model's widths, so that a GPU's kernels are loaded and chosen: a first
 // use of one takes up to some milliseconds, those of a block more than half a second. To be called beside what keeps
-// the GPU waiting anyway; leaves the pool's threads to that.
+// the GPU waiting anyway; leaves the pool's threads to that, and begins nothing more when o.budget is over.
 void warm_up(Exec& ex, const Checkpoint&, const QuantPlan&, const RateOptions&);
 
 // The part of files and of one processor; the memory's and the link's.
