@@ -15,14 +15,14 @@ namespace {
 using namespace test;
 
 constexpr int64_t kWide = 8192 + 4096 + 200;  // three panels and a piece, whose last blocks are not whole
-constexpr int64_t kRows = 300;
+constexpr int64_t kWideRows = 300;
 
 // A linear with such an input, on a GPU.
-struct Wide {
+struct WideInput {
   Tensor gram{}, cross{}, weight{};
   float lambda = 0;
 
-  explicit Wide(Exec& ex) {
+  explicit WideInput(Exec& ex) {
     const auto sums = [&](uint64_t seed) {
       Tensor g = ex.alloc_zeros(DType::f32, {kWide, kWide});
       add_gram_half(ex, ex.to_device(random_normal(DType::bf16, {640, kWide}, seed)), g);
@@ -31,16 +31,16 @@ struct Wide {
     };
     gram = sums(1);
     cross = sums(2);
-    weight = ex.to_device(random_normal(DType::f32, {kRows, kWide}, 3, 0.05f));
+    weight = ex.to_device(random_normal(DType::f32, {kWideRows, kWide}, 3, 0.05f));
     lambda = 0.05f * mean_diagonal(ex.to_host(gram));
   }
 };
 
-struct Made {
+struct WideResult {
   Tensor target{}, r{};  // in host memory
 };
-Made make(Exec& ex, const Wide& in, const PanelShare& share) {
-  const Tensor target = ex.alloc(DType::f32, {kRows, kWide});
+WideResult make_wide(Exec& ex, const WideInput& in, const PanelShare& share) {
+  const Tensor target = ex.alloc(DType::f32, {kWideRows, kWide});
   Tensor r;
   EXPECT_TRUE(shift_targets(ex, in.weight, in.cross, in.gram, in.lambda, {}, 1, target, share, &r).ok());
   return {ex.to_host(target), ex.to_host(r)};
@@ -49,20 +49,20 @@ Made make(Exec& ex, const Wide& in, const PanelShare& share) {
 TEST(WideFactor, CudaPanelsMakeTheLibrarysFactor) {
   FEWBIT_NEEDS_GPU();
   Exec ex = Exec::cuda(0);
-  const Wide in(ex);
+  const WideInput in(ex);
   const Tensor r = ex.alloc(DType::f32, {kWide, kWide});
   ASSERT_TRUE(factorize(ex, in.gram, in.lambda, Precision::f64, r).ok());
-  EXPECT_LT(relative_error(make(ex, in, {}).r, ex.to_host(r)), tol::kF32Product);
+  EXPECT_LT(relative_error(make_wide(ex, in, {}).r, ex.to_host(r)), tol::kF32Product);
 }
 
 TEST(WideFactor, CudaFailureNamesTheMinor) {
   FEWBIT_NEEDS_GPU();
   Exec ex = Exec::cuda(0);
-  Wide in(ex);
+  WideInput in(ex);
   Tensor gram = ex.to_host(in.gram);
   constexpr int64_t kBad = 100;  // the last panel's, for the matrix is factored from its end
   gram.as<float>()[kBad * (kWide + 1)] = -1e9f;
-  const Tensor target = ex.alloc(DType::f32, {kRows, kWide});
+  const Tensor target = ex.alloc(DType::f32, {kWideRows, kWide});
   const auto pivot = [&] {
     return shift_targets(ex, in.weight, in.cross, ex.to_device(gram), in.lambda, {}, 1, target).pivot;
   };
@@ -77,12 +77,12 @@ TEST(WideFactor, CudaFailureNamesTheMinor) {
 TEST(WideFactor, CudaProcessesThatShareItHaveTheBitsOfOne) {
   FEWBIT_NEEDS_GPU();
   Exec first = Exec::cuda(0), second = Exec::cuda(0);
-  const Wide in(first);
+  const WideInput in(first);
   first.sync();
-  const Made alone = make(first, in, {});
+  const WideResult alone = make_wide(first, in, {});
   std::array<TensorView, 2> shown;
   std::barrier both(2);
-  std::array<Made, 2> made;
+  std::array<WideResult, 2> made;
   const auto work = [&](int rank, Exec& mine) {
     const auto gather = [&, rank](Exec& ex, TensorView all, std::span<const int64_t> begin) {
       const auto other = static_cast<size_t>(1 - rank);
@@ -94,12 +94,12 @@ TEST(WideFactor, CudaProcessesThatShareItHaveTheBitsOfOne) {
       ex.sync();
       both.arrive_and_wait();
     };
-    made[static_cast<size_t>(rank)] = make(mine, in, {.rank = rank, .size = 2, .gather_rows = gather});
+    made[static_cast<size_t>(rank)] = make_wide(mine, in, {.rank = rank, .size = 2, .gather_rows = gather});
   };
   std::thread other([&] { work(1, second); });
   work(0, first);
   other.join();
-  for (const Made& m : made) {
+  for (const WideResult& m : made) {
     EXPECT_EQ(first_difference(m.r, alone.r), "");
     EXPECT_EQ(first_difference(m.target, alone.target), "");
   }
