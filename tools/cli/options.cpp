@@ -56,12 +56,13 @@ CLI::Validator at_least(int64_t least) {
           ""};
 }
 
+void use_threads(const Common& c) { set_thread_count(c.threads > 0 ? c.threads : the_ranks().threads()); }
+
 Exec make_exec(const Common& c) {
-  if (c.threads > 0) set_thread_count(c.threads);
+  use_threads(c);
   const Ranks& ranks = the_ranks();
   if (ranks.alone()) return Exec::from_name(c.device);
   if (c.threads == 0) {
-    set_thread_count(ranks.threads());
     // Open MPI binds each process to one core, or one socket, unless it is told otherwise.
     const long processors = sysconf(_SC_NPROCESSORS_ONLN);
     if (ranks.threads() < processors / ranks.node_size())
@@ -94,7 +95,7 @@ int64_t bytes_from(std::string_view text, std::string_view flag) {
 
 std::filesystem::path model_or_demo(const Common& c, const std::string& model) {
   if (!model.empty()) return hub_folder(model);
-  const std::filesystem::path dir = builtin_model_dir();
+  std::filesystem::path dir = builtin_model_dir();
   say(c, fmt::format("no MODEL given: using the embedded demo model ({})\n", dir.string()));
   return dir;
 }

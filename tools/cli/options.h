@@ -25,6 +25,8 @@ void add_common(CLI::App& app, Common& common);
 CLI::Validator at_least(int64_t least);
 // Sets the threads and makes the Exec, on several ranks those of this one. Error{device} where a GPU was asked for and
 // none answers.
+// As many threads as --threads says, else a rank's share of the machine's, else all. Before their first use.
+void use_threads(const Common&);
 Exec make_exec(const Common& common);
 
 // Writes `text` to the --json target, if any. Of several ranks only rank 0 writes and says.

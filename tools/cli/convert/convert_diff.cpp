@@ -62,7 +62,7 @@ std::string table_of(const CheckpointDiff& diff, int show) {
 }
 
 void run_diff(const DiffArgs& a) {
-  if (a.common.threads > 0) set_thread_count(a.common.threads);
+  use_threads(a.common);
   const DiffSide left = DiffSide::open(a.a), right = DiffSide::open(a.b);
   Progress progress(a.common);
   const CheckpointDiff diff = diff_checkpoints(left, right, [&](double f) { progress.update("comparing", f); });

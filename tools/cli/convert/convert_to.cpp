@@ -44,7 +44,7 @@ std::string command_of(const ToArgs& a) {
 
 void run_to(const ToArgs& a) {
   const Stopwatch watch;
-  if (a.common.threads > 0) set_thread_count(a.common.threads);
+  use_threads(a.common);
   Progress progress(a.common);
   const ConvertJob job{.target = convert_target(a.format),
                        .model = a.model,

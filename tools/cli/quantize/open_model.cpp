@@ -29,11 +29,7 @@ Checkpoint turned_for(Checkpoint c, const Recipe& recipe) {
 
 std::unique_ptr<SourcesAhead> read_ahead(const Common& common, const Checkpoint& c, const QuantJob& job) {
   if (job.ranks->rank() != 0 || common.device == "cpu" || !Exec::cuda_available()) return nullptr;
-  // Before the first use of them.
-  if (common.threads > 0)
-    set_thread_count(common.threads);
-  else if (!job.ranks->alone())
-    set_thread_count(job.ranks->threads());
+  use_threads(common);
   return std::make_unique<SourcesAhead>(
       c.dir, SourceReading{.run = partial_of(place_of(job.out)), .user = user_cache_folder(), .rehash = job.rehash});
 }

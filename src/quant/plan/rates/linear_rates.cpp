@@ -25,7 +25,6 @@ constexpr int kManyThreads = 4;
 int64_t tokens_of(const Exec& ex) {
   return ex.on_cuda() || thread_count() >= kManyThreads ? gram_chunk(ex.device().kind) : kTokens;
 }
-constexpr double kShortest = 1e-2;  // seconds: what is over sooner is measured again
 // What rows of a linear take is a difference of two times, of which each is off by what else the machine does: the rows
 // are multiplied until they take this many seconds, or are as many as large linears have: never more than the largest
 // of the plan holds, so that the measurement stays in the memory that the run has.
@@ -139,17 +138,20 @@ LinearRates linear_rates(Exec& ex, const PlannedLinear& p, const std::vector<int
       .row = law_of(1, row), .system = law_of(2, system), .factor = law_of(2, factor), .measure = law_of(1, measuring)};
 }
 
-using Smallest = std::map<std::string, const PlannedLinear*>;
-
-// Of every kind of linear that is measured the one with the fewest weights, by rate_key().
-Smallest smallest_of(const QuantPlan& plan) {
-  Smallest smallest;
+// The linears that have one rate_key(): the one with the fewest weights, and the widths of all.
+struct OfOneKey {
+  const PlannedLinear* smallest = nullptr;
+  std::set<int64_t> widths{};
+};
+std::map<std::string, OfOneKey> by_key(const QuantPlan& plan) {
+  std::map<std::string, OfOneKey> all;
   for (const PlannedLinear& p : plan.linears) {
     if (p.keep || p.lossless || p.layout().empty()) continue;
-    const PlannedLinear*& at = smallest[rate_key(p)];
-    if (!at || p.linear.out * p.linear.in < at->linear.out * at->linear.in) at = &p;
+    OfOneKey& of = all[rate_key(p)];
+    if (!of.smallest || p.linear.out * p.linear.in < of.smallest->linear.out * of.smallest->linear.in) of.smallest = &p;
+    of.widths.insert(p.linear.in);
   }
-  return smallest;
+  return all;
 }
 
 int64_t largest_linear(const QuantPlan& plan) {
@@ -189,11 +191,11 @@ Sums sums_of(Exec& ex, int64_t n, bool crossed, DType dtype) {
 void measure_linears(Exec& ex, const QuantPlan& plan, const std::vector<int64_t>& widths, bool crossed,
                      const RateOptions& o, Rates& r) {
   const int64_t largest = largest_linear(plan);
-  const Smallest smallest = smallest_of(plan);
-  for (const auto& [key, p] : smallest) {
-    const double share = o.budget / 2 / static_cast<double>(smallest.size());
-    r.linears[key] = linear_rates(ex, *p, widths, largest, crossed, plan.memory.beside > 0, o, share);
-    r.linears[key].pack = pack_seconds(ex, *p);
+  const std::map<std::string, OfOneKey> keys = by_key(plan);
+  for (const auto& [key, of] : keys) {
+    const double share = o.budget / 2 / static_cast<double>(keys.size());
+    r.linears[key] = linear_rates(ex, *of.smallest, widths, largest, crossed, plan.memory.beside > 0, o, share);
+    r.linears[key].pack = pack_seconds(ex, *of.smallest);
   }
 }
 
@@ -203,19 +205,17 @@ void warm_up(Exec& ex, const Checkpoint& c, const QuantPlan& plan, const RateOpt
   const bool calibrates = o.chunks.windows > 0, crossed = has(plan.needs, Needs::cross);
   for (size_t kind = 0; calibrates && kind < c.spec.kinds.size(); ++kind)
     (void)op_seconds(ex, c, static_cast<int>(kind), o);
-  const Smallest kinds = smallest_of(plan);
-  std::map<int64_t, std::set<std::string>> keys;  // of the linears of each width
-  for (const PlannedLinear& p : plan.linears)
-    if (const std::string key = rate_key(p); !p.keep && kinds.count(key)) keys[p.linear.in].insert(key);
+  std::map<int64_t, std::vector<const PlannedLinear*>> of_width;
+  for (const auto& [key, of] : by_key(plan))
+    for (const int64_t in : of.widths) of_width[in].push_back(of.smallest);
   const int64_t largest = largest_linear(plan);
-  for (const auto& [in, all] : keys) {
+  for (const auto& [in, linears] : of_width) {
     std::optional<Sums> sums;  // of the first that asks for them
-    for (const std::string& key : all) {
+    for (const PlannedLinear* p : linears) {
       if (timer.seconds() > o.budget) break;  // of many recipes, what is left is loaded when it is met
-      const PlannedLinear& p = *kinds.at(key);
-      const bool sees = calibrates && has(p.recipe.needs(), Needs::gram);
+      const bool sees = calibrates && has(p->recipe.needs(), Needs::gram);
       if (sees && !sums) sums = sums_of(ex, in, crossed, o.dtype);
-      (void)code_once(ex, p, std::min(kWarmRows, largest / in), in, sees ? &sums->stats : nullptr,
+      (void)code_once(ex, *p, std::min(kWarmRows, largest / in), in, sees ? &sums->stats : nullptr,
                       plan.memory.beside > 0);
     }
   }

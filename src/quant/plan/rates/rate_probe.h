@@ -10,6 +10,7 @@
 namespace fewbit {
 
 inline constexpr int64_t kNarrowest = 512;  // width of a probe between the model's own: all groups and blocks divide it
+inline constexpr double kShortest = 1e-2;   // seconds: what is over sooner is measured again
 
 using Points = std::vector<std::pair<int64_t, double>>;  // {width, seconds}, for law_of()
 

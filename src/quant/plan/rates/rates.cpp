@@ -17,11 +17,11 @@
 namespace fewbit {
 namespace {
 
-// Seconds: what is over sooner is measured again; a GPU's clock is steadier.
-double shortest(const Exec& ex) { return ex.on_cuda() ? 5e-3 : 1e-2; }
-constexpr int kConsumers = 3;            // linears behind an absorber, as q, k and v
-constexpr int64_t kTransformRows = 128;  // of each: as many as searches judge
-constexpr int64_t kTransformTokens = 512;
+// A GPU's clock is steadier.
+double shortest(const Exec& ex) { return ex.on_cuda() ? kShortest / 2 : kShortest; }
+constexpr int kConsumers = 3;              // linears behind an absorber, as q, k and v
+constexpr int64_t kTransformRows = 128;    // of each: as many as searches judge
+constexpr int64_t kTransformTokens = 512;  // of its statistics; its sample has four times as many
 
 // Widths of linears' inputs in the model, ascending, and below and between them others, by which a CPU finds how wide
 // it can get in the time. A GPU gets as wide as the model, and a law wants one other point, at most half as wide.
