@@ -3,6 +3,7 @@
 // depends on the length of a window and the kind of device alone, never on a memory limit, so that every product of a
 // run has the same shape on every machine, and with it the same bits.
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 
 #include "kernels/statistics/gram.h"
@@ -25,6 +26,14 @@ struct Chunks {
   int64_t begin(int64_t chunk) const { return chunk * per_chunk() * length; }  // the first of its tokens
   int64_t rows(int64_t chunk) const { return seqs(chunk) * length; }
   int64_t most_rows() const { return windows == 0 ? 0 : rows(0); }
+  // One half of the chunks, by the parity of the ones in a chunk's number (Thue and Morse): early and late ones alike,
+  // and as many of those that ranks have in turn. The first is of it.
+  static bool in_half(int64_t chunk) { return std::popcount(static_cast<uint64_t>(chunk)) % 2 == 0; }
+  int64_t half_tokens() const {
+    int64_t n = 0;
+    for (int64_t chunk = 0; chunk < count(); ++chunk) n += in_half(chunk) ? rows(chunk) : 0;
+    return n;
+  }
 };
 
 }  // namespace fewbit

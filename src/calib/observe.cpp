@@ -75,7 +75,8 @@ InputSums::InputSums(Exec& ex, const InputSumsOf& of, const InputRounding& round
       rounding_(rounding),
       error_factor_(of.error_factor),
       share_(ex, ranks, of.in, beside, of.out),
-      cutter_(ex, 0, [this](const InputRows& rows) { sum(rows); }) {
+      cutter_(ex, 0, [this](const InputRows& rows) { sum(rows); }),
+      lone_cutter_(ex, 0, [this](const InputRows& rows) { sum(rows); }) {
   stats_.gram = ex.alloc_zeros(DType::f32, {of.in, of.in});
   if (of.cross) stats_.cross = ex.alloc_zeros(DType::f32, {of.in, of.in});
   if (of.out > 0) stats_.residual = ex.alloc_zeros(DType::f32, {of.out, of.in});
@@ -85,7 +86,7 @@ InputSums::InputSums(Exec& ex, const InputSumsOf& of, const InputRounding& round
 void InputSums::add(const InputRows& rows) {
   if (rows.x.rows() == 0) return;
   count(rows);
-  cutter_.add(rows);
+  (is_lone(rows) ? lone_cutter_ : cutter_).add(rows);
 }
 
 void InputSums::add_piece(const InputRows& rows) {
@@ -94,8 +95,9 @@ void InputSums::add_piece(const InputRows& rows) {
 }
 
 void InputSums::count(const InputRows& rows) {
-  FEWBIT_ASSERT(stats_.cross.empty() == (rows.full.data == nullptr));
+  FEWBIT_ASSERT(!rows.full.data || !stats_.cross.empty());
   FEWBIT_ASSERT(stats_.residual.empty() == (rows.error.data == nullptr));
+  if (is_lone(rows)) lone_ += rows.x.rows();
   if (rounding_.activations != ActQuant::none) sample(rows.x);
   stats_.tokens += rows.x.rows();
 }
@@ -118,13 +120,33 @@ void InputSums::sum(const InputRows& rows) {
     round_rows(ex_, rows.x, q, rounded);
     seen.x = rounded;
   }
-  share_.add(seen, stats_.gram, stats_.cross, stats_.residual);
+  if (is_lone(rows) && lone_gram_.empty()) lone_gram_ = ex_.alloc_zeros(DType::f32, stats_.gram.shape());
+  share_.add(seen, is_lone(rows) ? lone_gram_ : stats_.gram, stats_.cross, stats_.residual);
+}
+
+// The sums of all rows. With G and C the Gram matrix and the cross sums of n rows that have both streams, and L the
+// Gram matrix of the rows that have one, C - G is the sum of (x_full - x) x^T, which all N rows are taken to have N / n
+// times. So the shift of targets knows the difference of the streams from the same rows, and not from one half's mean
+// against the other's.
+void InputSums::join_lone() {
+  FEWBIT_ASSERT(lone_ < stats_.tokens && stats_.residual.empty());
+  const float times = static_cast<float>(stats_.tokens) / static_cast<float>(stats_.tokens - lone_);
+  scale_by(ex_, upload(ex_, std::vector<float>{times}), stats_.cross);
+  fewbit::add(ex_, stats_.gram, stats_.cross, 1 - times);
+  fewbit::add(ex_, lone_gram_, stats_.cross, 1);
+  fewbit::add(ex_, lone_gram_, stats_.gram, 1);
+  lone_gram_.reset();
 }
 
 InputStats InputSums::finish() {
   cutter_.finish();
+  lone_cutter_.finish();
   share_.finish_gram(stats_.gram);
   if (stats_.cross) share_.finish_cross(stats_.cross);
+  if (lone_ > 0) {
+    share_.finish_gram(lone_gram_);
+    join_lone();
+  }
   if (stats_.residual) {
     share_.finish_errors(stats_.residual);
     scale_by(ex_, upload(ex_, std::vector<float>{error_factor_}), stats_.residual);

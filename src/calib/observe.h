@@ -44,7 +44,8 @@ class InputRange {
 };
 
 // The sums over rows of an input, f32 | bf16: x rounded as `rounding` says, the others never. Several ranks all add the
-// same rows, and share the products; finish() is collective then.
+// same rows, and share the products; finish() is collective then. Where cross sums are asked for, rows may come without
+// those of the unquantized stream; the cross sums are then what they are taken to be by the rows that have both.
 class InputSums {
  public:
   // `beside`: as GramShare has it.
@@ -58,16 +59,20 @@ class InputSums {
 
  private:
   void count(const InputRows&);
+  bool is_lone(const InputRows& rows) const { return !stats_.cross.empty() && !rows.full.data; }
   void sample(ConstTensorView x);
   void sum(const InputRows&);
+  void join_lone();
 
   Exec& ex_;
   InputRounding rounding_;
   float error_factor_;
   GramShare share_;
   InputStats stats_{};
-  Tensor sample_{};  // room for kSampleTokens rows
-  RowCutter cutter_;
+  Tensor sample_{};     // room for kSampleTokens rows
+  Tensor lone_gram_{};  // of rows without the unquantized stream's beside cross sums
+  int64_t lone_ = 0;    // such rows
+  RowCutter cutter_, lone_cutter_;
 };
 
 // Some of the rows of an input: of every `stride` runs of kRun rows the first. They do not depend on how rows are dealt

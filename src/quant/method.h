@@ -16,9 +16,10 @@ namespace fewbit {
 
 enum class Effort : uint8_t { quick, standard, best, reference };  // "default" prints as such
 enum class ActOrder : uint8_t { off, static_groups, gar, full };
-// What codes are to reproduce: the weight; what makes the unquantized output of the quantized input; and where outputs
-// are added to the residual stream, some of that stream's error as well.
-enum class Targets : uint8_t { off, inputs, residual };
+// What codes are to reproduce: the weight; what makes the unquantized output of the quantized input, as half of the
+// calibration shows it or all of it; and where outputs are added to the residual stream, some of that stream's error as
+// well.
+enum class Targets : uint8_t { off, half, inputs, residual };
 
 struct LinearJob {
   std::string name;                   // full name, for messages

@@ -93,7 +93,7 @@ void BlockLoop::start_streams(const Windows& w, ConstTensorView quantized_embedd
     const std::span<const int32_t> ids(w.ids.data() + chunks_.begin(chunk), static_cast<size_t>(chunks_.rows(chunk)));
     std::optional<Tensor> original;
     if (wanted) original = whole ? embedded(ids, whole) : embed_rows(ex_, ckpt_, ids, job_.dtype);
-    if (full_) full_->start(chunk, *original);
+    if (both(chunk)) full_->start(chunk, *original);
     if (!quantized_embedding.data) {
       quantized_->start(chunk, *original);
       continue;
@@ -258,12 +258,12 @@ void BlockLoop::finish() {
     const auto bring = [&](int64_t chunk) {
       quantized = states(*quantized_, chunk);
       if (!full_) return ChunkShare::Rows{quantized};
-      full = states(*full_, chunk);
-      return ChunkShare::Rows{quantized, full};
+      full = both(chunk) ? states(*full_, chunk) : Tensor();
+      return ChunkShare::Rows{quantized, full ? full : quantized};
     };
     const EachChunk each = [&](const auto& show) {
-      share_.each(features, job_.dtype, bring, [&](int64_t, const ChunkShare::Rows& rows) {
-        show({rows[0], full_ ? rows[1] : ConstTensorView{}});
+      share_.each(features, job_.dtype, bring, [&](int64_t chunk, const ChunkShare::Rows& rows) {
+        show({rows[0], both(chunk) ? rows[1] : ConstTensorView{}});
       });
     };
     ends_.quantize(

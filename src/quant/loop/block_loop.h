@@ -98,6 +98,8 @@ class BlockLoop {
   const std::vector<BlockOp>& ops() const { return ckpt_.spec.block(layer_); }
   // The unquantized stream is at the block's end.
   bool full_ends() const { return full_ && full_->base() == ops().size(); }
+  // Whether the chunk runs in both streams.
+  bool both(int64_t chunk) const { return full_ && (!plan_.by_half || Chunks::in_half(chunk)); }
 
   Exec& ex_;
   const Checkpoint& ckpt_;

@@ -82,15 +82,16 @@ ChunkShare::Rows BlockLoop::bring(int64_t chunk, size_t to, const Shown& slots, 
   phases_.timed("forward", [&] {
     const bool ends = last_look_ == to;
     const Activations* full =
-        full_ && !full_ends() ? &full_->bring(chunk, to, weights_, ropes_, ends ? ops().size() : cut) : nullptr;
-    if (ends) runs_on_ = chunk;
+        both(chunk) && !full_ends() ? &full_->bring(chunk, to, weights_, ropes_, ends ? ops().size() : cut) : nullptr;
+    if (ends && full) runs_on_ = chunk;
     if (full && arrived) arrived(chunk, *full_);
     swap_replaced();
     const Activations& quantized = quantized_->bring(chunk, to, weights_, ropes_, cut, seen);
     if (arrived) arrived(chunk, *quantized_);
     swap_replaced();
     for (const Slot s : slots.quantized) rows.push_back(quantized[s]);
-    for (const Slot s : slots.full) rows.push_back((*full)[s]);
+    // A chunk of one stream has something in the other's place, since all that is shown has the same shapes.
+    for (const Slot s : slots.full) rows.push_back(full ? (*full)[s] : quantized[s]);
     if (slots.error) rows.push_back(error_between(*full, quantized));
   });
   const double share = static_cast<double>(chunk + 1) / static_cast<double>(chunks_.count());
@@ -145,8 +146,8 @@ EachChunk BlockLoop::input_of(size_t op, Slot slot, bool error) {
   return [this, op, slot, error](const auto& show) {
     Shown slots{.quantized = {slot}, .error = error};
     if (full_) slots.full = {slot};
-    pass(op, slots, [&](int64_t, const ChunkShare::Rows& rows) {
-      show({rows[0], full_ ? rows[1] : ConstTensorView{}, error ? rows[2] : ConstTensorView{}});
+    pass(op, slots, [&](int64_t chunk, const ChunkShare::Rows& rows) {
+      show({rows[0], both(chunk) ? rows[1] : ConstTensorView{}, error ? rows[2] : ConstTensorView{}});
     });
     error_.reset();
   };

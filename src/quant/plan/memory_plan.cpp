@@ -227,10 +227,9 @@ class Estimate {
     return (lasting > 0 ? own_rows(chunks_) * streams_ : chunks_.most_rows()) * each * bytes_of(DType::i32);
   }
 
-  // Sums of an input: the Gram matrix, the cross sums.
-  int64_t sums_of(int64_t in) const { return in * in * 4 * (cross_ ? 2 : 1); }
-  // Of a mixture those of a wave of experts and of the layer; what makes down's inputs comes with the wave, or is
-  // there.
+  // Sums of an input: the Gram matrix, the cross sums; the Gram matrix of rows that come without the other stream's.
+  int64_t sums_of(int64_t in) const { return in * in * 4 * (plan_.by_half ? 3 : cross_ ? 2 : 1); }
+  // Of a mixture those of a wave of experts and of the layer; what makes down's inputs is there, or comes with it.
   int64_t largest_sums(const BlockOp& op, const Waves& waves) const {
     const auto* m = std::get_if<Moe>(&op);
     if (!m) return sums_of(linears_of(op).front().in_features);
@@ -257,7 +256,8 @@ class Estimate {
              received_bytes(m->hidden);
     const int64_t in = linears_of(op).front().in_features, piece = gram_chunk(kind_) * elem_;
     int64_t bytes = (kind_ == Device::cuda ? GramLanes::kBytes : 0) +
-                    (chunks_.most_rows() % gram_chunk(kind_) == 0 ? 0 : piece * streams_ * in) + received_bytes(in);
+                    (chunks_.most_rows() % gram_chunk(kind_) == 0 ? 0 : piece * (streams_ + plan_.by_half) * in) +
+                    received_bytes(in);
     for (const LinearDef& l : linears_of(op))
       if (const PlannedLinear* p = plan_.find(spec_.prefix(layer) + l.name);
           p && p->recipe.spec.activations != ActQuant::none)

@@ -246,6 +246,22 @@ Needs needs_of(const ModelSpec& spec, const PlannedLinear& p) {
   return needs;
 }
 
+// Whether half of the chunks will do for the unquantized stream: no target asks for all of them, nor does what looks at
+// that stream besides. An expert sees a few of the tokens, and needs those.
+bool halves_streams(const ModelSpec& spec, const QuantPlan& plan) {
+  if (!has(plan.needs, Needs::cross)) return false;
+  const auto by_half = [](const PlannedLinear& p) {
+    const FullRecipe& r = p.recipe;
+    const bool compares = !p.layout().empty() && has(r.needs(), Needs::cross);
+    return !compares || (r.targets == Targets::half && !r.learns_rounding() && !r.weighs_outputs);
+  };
+  if (!std::all_of(plan.linears.begin(), plan.linears.end(), by_half)) return false;
+  for (int64_t layer = 0; layer < spec.layers; ++layer)
+    for (const BlockOp& op : spec.block(layer))
+      if (std::holds_alternative<Moe>(op)) return false;
+  return true;
+}
+
 // True where the sums of the input are more than weights of its features and a measure of the outputs.
 bool solves_by_sums(const PlannedLinear& p) {
   if (p.lossless) return false;
@@ -283,6 +299,12 @@ LinearJob job_of(const PlannedLinear& p, ConstTensorView weight, const InputStat
           .two_of_four = p.recipe.two_of_four,
           .damp = p.recipe.damp,
           .shifts_targets = p.recipe.targets != Targets::off};
+}
+
+double QuantPlan::full_streams(const Chunks& chunks) const {
+  if (!has(needs, Needs::cross)) return 0;
+  if (!by_half || chunks.windows == 0) return 1;
+  return static_cast<double>(chunks.half_tokens()) / static_cast<double>(chunks.tokens());
 }
 
 void QuantPlan::add(PlannedLinear p) {
@@ -356,6 +378,7 @@ QuantPlan make_plan(const Checkpoint& c, const PlanOptions& o) {
     bits += 8.0 * static_cast<double>(p.out_bytes);
     weights += static_cast<double>(p.linear.out * p.linear.in);
   }
+  plan.by_half = halves_streams(c.spec, plan);
   plan.kept = kept_of(c, plan);
   plan.out_bytes = copied_bytes(c, replaced);
   if (plan.fp8_kv_cache) plan.out_bytes += c.spec.layers * 2 * bytes_of(DType::f32);

@@ -87,6 +87,8 @@ struct QuantPlan {
   std::optional<TimePlan> time{};
   double bits_per_weight = 0;  // over the quantized linears, scales and zeros included
   Needs needs = Needs::nothing;
+  // targets=half: the unquantized stream runs and is compared with the other in half of the chunks (Chunks::in_half).
+  bool by_half = false;
   bool solves = false;                         // some method, or the shift of its targets, solves by the sums of inputs
   std::vector<const Transform*> transforms{};  // applied to every block, in order
   Migration migration{};
@@ -100,6 +102,9 @@ struct QuantPlan {
   // Of how many of the calibration's tokens the sums are that linears are coded by: of all where a method solves by
   // them. Transforms have their own, and experts, which see a share of the tokens, sums of all of theirs.
   int64_t summed(int64_t tokens) const { return solves ? tokens : std::min(tokens, kWeighingTokens); }
+
+  // Unquantized streams that run beside the quantized one: none, one, or the share of one that half of the chunks make.
+  double full_streams(const Chunks&) const;
 
   void add(PlannedLinear);  // behind the others
   const PlannedLinear& of(const std::string& linear) const;

@@ -24,8 +24,8 @@ constexpr std::array<std::pair<Effort, std::string_view>, 4> kEfforts{{{Effort::
 constexpr std::array<std::pair<ActOrder, std::string_view>, 4> kActOrders{
     {{ActOrder::off, "off"}, {ActOrder::static_groups, "static"}, {ActOrder::gar, "gar"}, {ActOrder::full, "full"}}};
 
-constexpr std::array<std::pair<Targets, std::string_view>, 3> kTargets{
-    {{Targets::residual, "on"}, {Targets::inputs, "inputs"}, {Targets::off, "off"}}};
+constexpr std::array<std::pair<Targets, std::string_view>, 4> kTargets{
+    {{Targets::residual, "on"}, {Targets::inputs, "inputs"}, {Targets::half, "half"}, {Targets::off, "off"}}};
 
 constexpr std::array<std::pair<ActQuant, std::string_view>, 3> kActivations{
     {{ActQuant::none, "off"}, {ActQuant::token, "token"}, {ActQuant::tensor, "tensor"}}};

@@ -75,7 +75,7 @@ class Decision {
     double s = 0;
     const int kind = ckpt_.spec.kind(layer);
     for (const PlannedPass& p : passes_of(ckpt_, trial_, layer))
-      s += forward_seconds(rates_, kind, p, chunks_.tokens(), streams_ > 1);
+      s += forward_seconds(rates_, kind, p, chunks_.tokens(), trial_.full_streams(chunks_));
     return s;
   }
 

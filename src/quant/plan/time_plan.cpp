@@ -34,6 +34,7 @@ class Times {
         elem_(bytes_of(dtype)),
         rates_(rates),
         streams_(has(plan.needs, Needs::cross) ? 2 : 1),
+        full_(plan.full_streams(chunks)),
         curves_(weighs_outputs(plan)) {}
 
   TimePlan all() {
@@ -114,7 +115,7 @@ class Times {
     const int kind = spec_.kind(layer);
     const std::vector<BlockOp>& ops = spec_.block(layer);
     for (const PlannedPass& p : passes_of(ckpt_, plan_, layer)) {
-      t_.phases["forward"] += forward_seconds(rates_, kind, p, chunks_.tokens(), streams_ > 1);
+      t_.phases["forward"] += forward_seconds(rates_, kind, p, chunks_.tokens(), full_);
       t_.phases["forward"] += states(layer, p.begin) + (p.begins_next != p.begin ? states(layer, p.begins_next) : 0);
       if (p.observes) t_.phases["observe"] += observe(kind, p.stop, ops[p.stop]) + errors(layer, p.stop);
     }
@@ -130,7 +131,7 @@ class Times {
                                                                                                 : rates_.bytes.device;
     return bytes * (on_disk * rates_.bytes.scratch + (1 - on_disk) * near);
   }
-  double sums(int64_t in) const { return rates_.gram.at(in) + (streams_ > 1 ? rates_.cross.at(in) : 0); }
+  double sums(int64_t in) const { return rates_.gram.at(in) + (full_ > 0 ? full_ * rates_.cross.at(in) : 0); }
   // The sums of an input; of a mixture those of every expert's, for which down's input is made once more.
   double observe(int kind, size_t at, const BlockOp& op) const {
     const auto* m = std::get_if<Moe>(&op);
@@ -253,6 +254,7 @@ class Times {
   double sealing_ = 0, filling_ = 0;  // seconds of the blocks' files, and of OUT's while blocks are computed
   double ahead_ = 0;                  // of weights that come while the block before theirs is computed
   int64_t streams_;
+  double full_;  // unquantized streams, half of one counted so
   bool curves_;
   TimePlan t_{};
 };
@@ -266,12 +268,12 @@ double forward_seconds(const Rates& r, int kind, size_t begin, size_t stop, int6
   return s * static_cast<double>(tokens);
 }
 
-double forward_seconds(const Rates& r, int kind, const PlannedPass& p, int64_t tokens, bool full) {
+double forward_seconds(const Rates& r, int kind, const PlannedPass& p, int64_t tokens, double full) {
   const auto of = [&](size_t stop) {
     return forward_seconds(r, kind, p.begin, stop, tokens) +
            (p.times - 1) * forward_seconds(r, kind, p.begins_next, stop, tokens);
   };
-  return of(p.stop) + (full ? of(p.full_stop) : 0);
+  return of(p.stop) + full * of(p.full_stop);
 }
 
 std::optional<size_t> last_look(const ModelSpec& spec, const QuantPlan& plan, int64_t layer) {

@@ -31,8 +31,8 @@ std::vector<PlannedPass> passes_of(const Checkpoint&, const QuantPlan&, int64_t 
 
 // Seconds of one stream to bring all tokens from op `begin` in front of op `stop`.
 double forward_seconds(const Rates&, int kind, size_t begin, size_t stop, int64_t tokens);
-// Of both, or the one, for a pass as often as it runs.
-double forward_seconds(const Rates&, int kind, const PlannedPass&, int64_t tokens, bool full);
+// Of the quantized stream and `full` others (QuantPlan::full_streams), for a pass as often as it runs.
+double forward_seconds(const Rates&, int kind, const PlannedPass&, int64_t tokens, double full);
 
 TimePlan plan_time(const Checkpoint&, const QuantPlan&, const Chunks&, DType dtype, const Rates&);
 

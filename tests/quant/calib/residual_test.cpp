@@ -95,7 +95,8 @@ TEST(Residual, Recipes) {
   const auto printed = [](const char* recipe) { return resolve(parse_recipe(recipe)).str(); };
   EXPECT_EQ(printed("gptq int4 g128 targets=on"), "gptq int4 g128 sym");
   EXPECT_EQ(printed("gptq int4 g128 targets=inputs"), "gptq int4 g128 sym targets=inputs");
-  EXPECT_EQ(printed("gptq int4 g128 effort=quick targets=inputs"), "gptq int4 g128 sym effort=quick");
+  EXPECT_EQ(printed("gptq int4 g128 effort=quick targets=inputs"), "gptq int4 g128 sym targets=inputs effort=quick");
+  EXPECT_EQ(printed("gptq int4 g128 effort=quick targets=half"), "gptq int4 g128 sym effort=quick");
   EXPECT_EQ(printed("gptq int4 g128 effort=quick targets=on"), "gptq int4 g128 sym targets=on effort=quick");
   EXPECT_THROW(parse_recipe("gptq targets=some"), Error);
   EXPECT_THROW(resolve(parse_recipe("gptq effort=reference targets=inputs")), Error);

@@ -31,7 +31,8 @@ constexpr RecipeFlag kRecipeFlags[] = {
     {"--targets", "targets={}", RecipeFlag::Value::text,
      "on (default where the method can): aim at the unquantized model's outputs and, in front of the residual stream, "
      "at "
-     "some of the error that it has gathered; inputs (default of --effort quick): at the outputs alone; off: at the "
+     "some of the error that it has gathered; inputs: at the outputs alone; half (default of --effort quick): the "
+     "same, learned from half of the calibration, in three quarters of the time (mixtures take all of it); off: at the "
      "weights themselves, with one calibration stream in place of two, in about half the time"},
     {"--curvature", "curvature={}", RecipeFlag::Value::text,
      "on: errors of a linear's outputs are weighed by what the model's words make of them, which takes a walk back "
