@@ -173,11 +173,11 @@ FEWBIT_DEVICE_TEST(LatentAttention, OverTheCacheInPieces) { over_the_cache_in_pi
 // A row of values of codes is its own rounding, but for the scale's last bit.
 FEWBIT_DEVICE_TEST(LatentAttention, OverACacheOfCodes) { over_the_cache_in_pieces(ex, true); }
 
-// One token of each sequence, and caches of several tiles of a GPU's kernel, whose splits have one tile or all of them;
-// past the own position there is nothing but NaN.
+// One token of each sequence, and caches of several tiles of a GPU's kernel, whose splits have one tile or all of them,
+// in blocks of their own or in pairs; past the own position there is nothing but NaN.
 FEWBIT_DEVICE_TEST(LatentAttention, OverLongCaches) {
-  constexpr int64_t kCapacity = 450, kSplit = 1, kWhole = 67;
-  for (const auto& [seqs, heads] : {std::pair{kSplit, 130}, {kWhole, 2}, {kWhole, 66}}) {
+  constexpr int64_t kCapacity = 450, kSplit = 1, kFew = 3, kWhole = 67;
+  for (const auto& [seqs, heads] : {std::pair{kSplit, 130}, {kSplit, 128}, {kFew, 300}, {kWhole, 2}, {kWhole, 66}}) {
     const LatentArgs args{.heads = heads, .nope = 16, .rope = 64, .value = 24, .rank = 512, .scale = 0.02f};
     const auto normal = [](Shape shape, uint64_t seed) { return random_normal(DType::bf16, shape, seed); };
     const Tensor nope = normal({seqs, heads * args.nope}, 1), rope = normal({seqs, heads * args.rope}, 2),
