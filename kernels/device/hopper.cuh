@@ -58,6 +58,10 @@ __device__ __forceinline__ void bulk_copy(Shared shared, const void* global, uin
 __device__ __forceinline__ void bulk_prefetch(const void* global, uint32_t bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;\n" ::"l"(global), "r"(bytes) : "memory");
 }
+// Asks for a tensor map, so that the first copy by it does not wait for it.
+__device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];\n" ::"l"(map) : "memory");
+}
 // Copies the box of a matrix at (column, row). What lies outside of the matrix becomes zeros, which count as copied
 // bytes.
 template <class Shared, class Barrier>

@@ -2,8 +2,8 @@
 // The kernel for many rows on Hopper (compute capability 9.0a): y = x W^T on Marlin words of 4 or 8 bits, by wgmma.
 //
 // A tile is 256 outputs times kTokens rows of x. A block has one alone, but tiles of 256 rows belong to a cluster of
-// two blocks, each with half of the outputs, and x is copied once for both. Along k a block goes through stages of 64
-// values:
+// two blocks, each with half of the outputs, and x is copied once for both; of few rows (Shape::kFew) a tile may have
+// 128 outputs. Along k a block goes through stages of 64 values, of few rows of 128:
 //   producers   three warps fill the stages by bulk copies: the words as they lie, the scales and zero points of the
 //               stage's groups, and x through a tensor map in the 128-byte swizzle (marlin_wide_producers.cuh)
 //   consumers   two warpgroups, each with half of the block's outputs: a lane turns its words into (code - zero) *
@@ -14,8 +14,8 @@
 // them where there are few, are cut along k into work ranges of equal length, one a cluster, and come last (stream-K,
 // marlin_wide_job.cuh and marlin_wide_reduce.cuh).
 #include "kernels/device/launch.cuh"
+#include "kernels/products/marlin/marlin_wide_flagged.cuh"
 #include "kernels/products/marlin/marlin_wide_producers.cuh"
-#include "kernels/products/marlin/marlin_wide_reduce.cuh"
 
 namespace fewbit::cuda::marlin_wide {
 
@@ -49,33 +49,37 @@ __device__ __forceinline__ void consume(const Job& job, const Maps& maps, const 
   // Reads scales and zero points of the stage's i-th group.
   const auto set_group = [&](int i) {
     const int at = slot * S::kGroups + i;
-    uint32_t pairs[S::kOperands];
-    load_shared_words(pairs, scales_at + at * S::kScaleBytes);
-#pragma unroll
-    for (int m = 0; m < S::kOperands; ++m) group.set_scales(pairs[m], m);
-    if constexpr (S::kZeros) group.set_zeros(zeros_at + at * S::kZeroBytes, l);
+    group.read(scales_at + at * S::kScaleBytes, zeros_at + at * S::kZeroBytes, l);
   };
   while (scheduler.next(range)) {
+    const bool shared = range.to - range.from < job.steps;
+    SharedTile<S> shared_tile;
+    const auto prepare_end = [&] {
+      epilogue.seek(range.tile);
+      if (shared) shared_tile = SharedTile<S>(job, range.tile, epilogue.octets());
+    };
+    if (S::kFew) prepare_end();                     // while the first stage is on its way
     float sums[S::kOperands][S::kTokens / 2] = {};  // of this range only, for the registers of the end
     int before = 0;
     for (int step = range.from; step < range.to; ++step) {
       barrier_await(full_at + 8 * slot, phase);
-      uint32_t words[kStageTiles][S::kOperands * Dequantizer<S>::kWords];
+      uint32_t words[S::kStageTiles][S::kOperands * Dequantizer<S>::kWords];
 #pragma unroll
-      for (int i = 0; i < kStageTiles; ++i)
+      for (int i = 0; i < S::kStageTiles; ++i)
         load_shared_words(words[i], words_at + slot * S::kWordBytes + i * S::kTileBytes);
       // By a shuffle, so that the compiler takes the address for uniform over the warp: one instruction a k-tile
       // instead of four.
       const uint64_t x = x_at + __shfl_sync(0xffffffffu, slot, 0) * (S::kXBytes >> 4);
 #pragma unroll
-      for (int i = 0; i < kStageTiles; ++i) {
+      for (int i = 0; i < S::kStageTiles; ++i) {
+        const uint64_t at = x + 2 * (i % 4) + i / 4 * (S::kBoxOfXBytes >> 4);
         if (S::kFine ? i % 2 == 0 : i == 0) set_group(i / 2);
         uint32_t a[S::kOperands][4];
 #pragma unroll
         for (int m = 0; m < S::kOperands; ++m) group.operand(a[m], words[i], m);
         wgmma_fence();
 #pragma unroll
-        for (int m = 0; m < S::kOperands; ++m) wgmma(sums[m], a[m], x + 2 * i, true);
+        for (int m = 0; m < S::kOperands; ++m) wgmma(sums[m], a[m], at, true);
         wgmma_commit();
         // For the k-tile before: its registers are free then, and at a stage's first k-tile the stage before.
         wgmma_wait<1>();
@@ -91,11 +95,8 @@ __device__ __forceinline__ void consume(const Job& job, const Maps& maps, const 
 #pragma unroll
     for (int m = 0; m < S::kOperands; ++m) pin(sums[m]);
     release(before);
-    epilogue.seek(range.tile);
-    if (range.to - range.from < job.steps) {
-      const SharedTile<S> shared_tile(job, range.tile, epilogue.octets());
-      if (end_shared(job, shared_tile, range.tile, epilogue, sums, memory.x)) continue;
-    }
+    if (!S::kFew) prepare_end();
+    if (shared && end_shared(job, shared_tile, range.tile, epilogue, sums, memory.x)) continue;
     epilogue.store(sums);
   }
   epilogue.leave();
@@ -118,22 +119,29 @@ __global__ void __launch_bounds__(kThreads, 1)
 #ifdef FEWBIT_SM90A
   extern __shared__ __align__(16) uint8_t shared[];
   __shared__ uint64_t full[S::kStages], empty[S::kStages], before_y[2];
+  const int producer = static_cast<int>(threadIdx.x - kConsumers) / 32;
+  if (threadIdx.x >= kConsumers && threadIdx.x % 32 == 0) {
+    if (producer == 0) prefetch_map(&maps.x);
+    if (producer == 1)
+      for (int i = 0; i < kWeights; ++i)
+        if (job.weights[i].w.b) prefetch_map(&maps.words[i]);
+  }
   allow_successor();
   const SharedMemory<S> memory(shared);
   if (!job.weights[0].w.grouped())  // one group: its scale is applied to the sums, by the epilogue
     for (int i = threadIdx.x; i < S::kStages * S::kGroups * S::kScaleBytes / 2; i += kThreads)
       reinterpret_cast<__half*>(memory.scales)[i] = __half(1.f);
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < S::kStages; ++i) {
+  if (threadIdx.x < 32) {
+    const int i = threadIdx.x;
+    if (i < S::kStages) {
       barrier_init(full + i, kProducers);
       barrier_init(empty + i, S::kCluster * kArrivingLanes * kConsumers / 32);
     }
-    for (int i = 0; i < 2; ++i) barrier_init(before_y + i, 1);
+    if (i < 2) barrier_init(before_y + i, 1);
     barrier_publish();
   }
   sync_cluster<S>();
   // Only x and y depend on the kernel before this one: the warps that read nothing but weights do not wait for it.
-  const int producer = static_cast<int>(threadIdx.x - kConsumers) / 32;
   if (threadIdx.x < kConsumers) {
     take_registers<232>();
     await_predecessor();
@@ -147,7 +155,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       produce_words<S>(job, maps, memory, full, empty);
     } else if (producer == 2) {
       produce_groups<S>(job, memory, full, empty);
-    } else {
+    } else if constexpr (!S::kFew) {
       signal_partials<S>(job);
     }
   }

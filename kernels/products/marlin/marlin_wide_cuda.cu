@@ -18,13 +18,13 @@ Maps maps_of(ConstTensorView x, const Job& job, int count) {
   const auto in = static_cast<cuuint64_t>(job.weights[0].w.in), rows = static_cast<cuuint64_t>(job.rows);
   Maps maps{};
   maps.x = map_of<2>(CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, x.data, {in, rows}, {in * sizeof(__nv_bfloat16)},
-                     {kStageDepth, S::kTokens / S::kCluster}, CU_TENSOR_MAP_SWIZZLE_128B);
+                     {kBoxDepth, S::kTokens / S::kCluster}, CU_TENSOR_MAP_SWIZZLE_128B);
   for (int i = 0; i < count; ++i) {
     const MarlinSource& w = job.weights[i].w;
     const auto out = static_cast<cuuint64_t>(w.out);
     constexpr cuuint32_t kWords = marlin::tile_words(S::kBits);
     maps.words[i] = map_of<3>(CU_TENSOR_MAP_DATA_TYPE_UINT32, w.b, {kWords, out / marlin::kTileN, in / marlin::kTileK},
-                              {kWords * 4, out / marlin::kTileN * kWords * 4}, {kWords, S::kChunks, kStageTiles},
+                              {kWords * 4, out / marlin::kTileN * kWords * 4}, {kWords, S::kChunks, S::kStageTiles},
                               CU_TENSOR_MAP_SWIZZLE_NONE);
     if (job.y_f32) continue;
     for (const bool subtile : {true, false})
@@ -51,20 +51,46 @@ int most_clusters(CudaState& s) {
   return most - 1;
 }
 
+// Cuts the job into tiles of S, and says how they are shared.
 template <class S>
-void launch_shape(CudaState& s, ConstTensorView x, Job job, int count) {
+Plan cut(CudaState& s, Job& job, int count) {
+  job.out_tiles = 0;
+  for (Weight& w : std::span(job.weights).first(static_cast<size_t>(count)))
+    w.end_tile = job.out_tiles += (w.w.out + S::kTileOuts - 1) / S::kTileOuts;
   job.row_tiles = (job.rows + S::kTokens - 1) / S::kTokens;
+  job.steps = (job.weights[0].w.in + S::kStageDepth - 1) / S::kStageDepth;
   const int64_t tiles = static_cast<int64_t>(job.out_tiles) * job.row_tiles;
   FEWBIT_ASSERT(tiles < int64_t{1} << 30);
-  const Plan plan = make_plan(most_clusters<S>(s), tiles, job.steps);
-  const int grid = plan.clusters * S::kCluster;
+  const Plan plan = make_plan(most_clusters<S>(s), tiles, job.steps, S::kMerge, S::kTwoMerges);
   job.shared_tiles = plan.shared_tiles;
+  FEWBIT_ASSERT(int64_t{plan.shared_tiles} * job.steps * (plan.clusters + 1) < int64_t{1} << 31);
+  return plan;
+}
+
+template <class S>
+void launch_shape(CudaState& s, ConstTensorView x, Job job, int count) {
+  const int grid = cut<S>(s, job, count).clusters * S::kCluster;
   FEWBIT_ASSERT(2 * S::kCluster * job.shared_tiles <= CudaState::kCounters);
   job.counters = s.counters;
-  if (job.shared_tiles > 0) job.partials = s.scratch_of<float>(static_cast<int64_t>(grid) * 2 * 4 * S::kPartialQuads);
+  if (job.shared_tiles > 0) {
+    const int64_t sums = static_cast<int64_t>(grid) * 2 * 4 * S::kPartialQuads;
+    job.partials = S::kFew ? static_cast<float*>(s.flagged_partials(static_cast<size_t>(sums) * sizeof(float)))
+                           : s.scratch_of<float>(sums);
+  }
   auto* kernel = marlin_wide_kernel<S>;
   FEWBIT_CUDA_CALL(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kShared));
   launch_clusters(s, S::kCluster, kernel, dim3(grid), dim3(kThreads), S::kShared, job, maps_of<S>(x, job, count));
+}
+
+// Few rows: blocks of 256 outputs take fewer instructions and read x less often, those of 128 leave each other half of
+// the sums.
+template <int kBits>
+void launch_few(CudaState& s, ConstTensorView x, Job job, int count) {
+  using Wide = Shape<kBits, 64, 256, false, false, true>;
+  using Narrow = Shape<kBits, 64, 128, false, false, true>;
+  const int64_t wide = cut<Wide>(s, job, count).cost * Wide::kStageCost,
+                narrow = cut<Narrow>(s, job, count).cost * Narrow::kStageCost;
+  narrow < wide ? launch_shape<Narrow>(s, x, job, count) : launch_shape<Wide>(s, x, job, count);
 }
 
 }  // namespace
@@ -75,31 +101,31 @@ void launch(CudaState& s, ConstTensorView x, std::span<const MarlinProduct> prod
   for (size_t i = 0; i < products.size(); ++i) {
     const MarlinProduct& p = products[i];
     FEWBIT_ASSERT(aligned16(static_cast<const char*>(p.y.data)));
-    job.out_tiles += static_cast<int>((p.w.out + kTileOuts - 1) / kTileOuts);
     job.weights[i] = {.w = source_of(p.w),
                       .bias = static_cast<const __nv_bfloat16*>(p.bias.data),
                       .y = p.y.data,
                       .add = p.add,
-                      .end_tile = job.out_tiles};
+                      .end_tile = 0};
   }
   const MarlinSource& w = job.weights[0].w;
   job.rows = static_cast<int>(x.rows());
   job.y_f32 = products[0].y.dtype == DType::f32;
   job.group_shift = w.group_shift();
-  job.steps = static_cast<int>((x.cols() + kStageDepth - 1) / kStageDepth);
   const auto count = static_cast<int>(products.size());
   const auto launch_for_rows = [&]<int kBits, bool kZeros, bool kFine>(std::integral_constant<int, kBits>,
                                                                        std::bool_constant<kZeros>,
                                                                        std::bool_constant<kFine>) {
     if (job.rows <= 32)
-      launch_shape<Shape<kBits, 32, kZeros, kFine>>(s, x, job, count);
+      launch_shape<Shape<kBits, 32, 256, kZeros, kFine>>(s, x, job, count);
+    else if (job.rows <= 64 && w.group_tiles == 8 && !kZeros)
+      launch_few<kBits>(s, x, job, count);
     else if (job.rows <= 64)
-      launch_shape<Shape<kBits, 64, kZeros, kFine>>(s, x, job, count);
+      launch_shape<Shape<kBits, 64, 256, kZeros, kFine>>(s, x, job, count);
     else if ((job.rows + 127) / 128 % 2 == 1 ||  // a last tile of 256 rows would be half empty
-             most_clusters<Shape<kBits, 256, kZeros, kFine>>(s) == 0)
-      launch_shape<Shape<kBits, 128, kZeros, kFine>>(s, x, job, count);
+             most_clusters<Shape<kBits, 256, 128, kZeros, kFine>>(s) == 0)
+      launch_shape<Shape<kBits, 128, 256, kZeros, kFine>>(s, x, job, count);
     else
-      launch_shape<Shape<kBits, 256, kZeros, kFine>>(s, x, job, count);
+      launch_shape<Shape<kBits, 256, 128, kZeros, kFine>>(s, x, job, count);
   };
   const auto for_groups = [&](auto bits, auto zeros) {
     w.group_tiles == 2 ? launch_for_rows(bits, zeros, std::true_type{})

@@ -46,7 +46,7 @@ class Epilogue {
   template <class Sum>
   __device__ __forceinline__ void store(int first, int count, const Sum& sum) {
     if (job_.y_f32) {
-      store_f32(first, count, sum);
+      store_f32<S::kSubtileOctets>(first, count, sum);
       return;
     }
     uint32_t pairs[S::kSubtileOctets][kPairs];
@@ -54,13 +54,39 @@ class Epilogue {
     merge(pairs, sum);
     finish(pairs, first, count);
   }
+  // The same for up to kMost octets at a time of few rows, straight from registers. Once transposed, a lane has two
+  // neighbouring outputs of one token.
+  template <int kMost, class Sum>
+  __device__ __forceinline__ void store_few(int first, int count, const Sum& sum) const {
+    if (job_.y_f32) {
+      store_f32<kMost>(first, count, sum);
+      return;
+    }
+    const Weight& weight = job_.weights[weight_];
+    const int token = row_ + 8 * first + l_.lane / 4, pair = l_.lane % 4,
+              sub = S::kOperands * ((l_.warp ^ pair) % Lane<S>::kWarps),
+              out = out_ + marlin::kTileN * l_.chunk + 16 * sub + 2 * pair;
+    auto* y = static_cast<__nv_bfloat16*>(weight.y) + static_cast<int64_t>(token) * weight.w.out + out;
+    const bool exists = out < weight.w.out;
+#pragma unroll
+    for (int i = 0; i < kMost; ++i)
+#pragma unroll
+      for (int e = 0; e < kPairs; ++e) {
+        auto* at = reinterpret_cast<uint32_t*>(y + static_cast<int64_t>(8 * i) * weight.w.out + 8 * e);
+        const bool wanted = exists && i < count && token + 8 * i < job_.rows;
+        const uint32_t before = weight.add ? transposed(wanted ? __ldcg(at) : 0u) : pack_bf16(bias_[e], bias_[e]);
+        const auto of = [&](int n) { return sum(i, e / 2, e % 2 * 2 + n); };
+        const uint32_t after = transposed(merged(of, e, before));
+        if (wanted) *at = after;
+      }
+  }
   // Stores all of a tile.
   __device__ __forceinline__ void store(const float (&sums)[S::kOperands][S::kTokens / 2]) {
     const auto of = [&](int q) { return [&sums, q](int i, int m, int e) { return sums[m][4 * (q + i) + e]; }; };
     if (job_.y_f32) {
 #pragma unroll
       for (int q = 0; q < S::kOctets; q += S::kSubtileOctets)
-        if (q < octets_) store_f32(q, S::kSubtileOctets, of(q));
+        if (q < octets_) store_f32<S::kSubtileOctets>(q, S::kSubtileOctets, of(q));
       return;
     }
 #pragma unroll 1
@@ -89,11 +115,11 @@ class Epilogue {
   int weight_ = 0, row_ = 0, out_ = 0, octets_ = 0;
   float factor_[kPairs], bias_[kPairs];
 
-  template <class Sum>
+  template <int kMost, class Sum>
   __device__ __forceinline__ void store_f32(int first, int count, const Sum& sum) const {
     const Weight& weight = job_.weights[weight_];
 #pragma unroll
-    for (int i = 0; i < S::kSubtileOctets; ++i)
+    for (int i = 0; i < kMost; ++i)
 #pragma unroll
       for (int n = 0; n < 4 * S::kOperands; ++n) {
         const int m = n / 4, e = n / 2;
@@ -164,10 +190,15 @@ class Epilogue {
     for (int i = 0; i < S::kSubtileOctets; ++i)
 #pragma unroll
       for (int e = 0; e < kPairs; ++e) {
-        const float low = __uint_as_float(pairs[i][e] << 16), high = __uint_as_float(pairs[i][e] & 0xffff0000u);
-        pairs[i][e] = pack_bf16(fmaf(sum(i, e / 2, e % 2 * 2), factor_[e], low),
-                                fmaf(sum(i, e / 2, e % 2 * 2 + 1), factor_[e], high));
+        const auto of = [&](int n) { return sum(i, e / 2, e % 2 * 2 + n); };
+        pairs[i][e] = merged(of, e, pairs[i][e]);
       }
+  }
+  // The two sums of a pair * factor + before, rounded once.
+  template <class Of>
+  __device__ __forceinline__ uint32_t merged(const Of& of, int e, uint32_t before) const {
+    const float low = __uint_as_float(before << 16), high = __uint_as_float(before & 0xffff0000u);
+    return pack_bf16(fmaf(of(0), factor_[e], low), fmaf(of(1), factor_[e], high));
   }
   // Hands the subtile to the copy engine.
   __device__ __forceinline__ void finish(uint32_t (&pairs)[S::kSubtileOctets][kPairs], int first, int count) {

@@ -7,10 +7,8 @@
 
 namespace fewbit::cuda::marlin_wide {
 
-constexpr int kWeights = 3;     // linears of one x in one launch
-constexpr int kTileOuts = 256;  // outputs of a tile
-constexpr int kStageTiles = 4;  // k-tiles of a stage
-constexpr int kStageDepth = kStageTiles * marlin::kTileK;
+constexpr int kWeights = 3;                 // linears of one x in one launch
+constexpr int kBoxDepth = 64;               // values of k of a box of x: a line of the 128-byte swizzle
 constexpr int kConsumers = 2 * 128;         // threads of the two warpgroups that multiply
 constexpr int kThreads = kConsumers + 128;  // and of the one whose warps produce their stages
 // Numbered barriers of a block: of each consumer warpgroup (this number and the next), of both, and of both with the
@@ -34,8 +32,8 @@ struct Job {
   int steps;                 // stages that a tile takes for all of k
   int out_tiles, row_tiles;  // tiles along the outputs, over all weights; along the rows
   int shared_tiles;          // how many tiles, the first ones, are cut along k (stream-K)
-  float* partials;           // [grid, 2, 4 * S::kPartialQuads]; unused where shared_tiles == 0
-  uint32_t* counters;        // [shared_tiles, S::kCluster, 2], zero between launches
+  float* partials;           // [grid, 2, 4 * S::kPartialQuads]; flagged words if S::kFew; unused if shared_tiles == 0
+  uint32_t* counters;        // [shared_tiles, S::kCluster, 2], zero between launches; unused if S::kFew
 };
 
 // Tensor maps of what the copy engine moves in boxes: x [rows, in], the words of each weight as [in / 16, out / 64,
@@ -45,26 +43,22 @@ struct Maps {
 };
 
 // The stream-K plan: how many clusters run, and how many tiles they share. It makes the longest work range of a cluster
-// shortest, counted in stages. Merging a shared tile counts as kMerge stages, and as twice that where ranges end in the
-// middle of tiles. Either each tile is cut into equal ranges (where that leaves at least one cluster for each), or
-// whole rounds of tiles stay uncut and the last two rounds, or the only one, are laid end to end and cut into equal
-// ranges.
+// short, counting what sharing costs in stages: `merge` where tiles are cut into equal parts, which end once, and
+// `two_merges` for other cuts, which end twice. Either all tiles are cut into the same number of ranges, or whole
+// rounds of tiles stay uncut and the last two rounds, or the only one, are laid end to end and cut into equal ranges.
 struct Plan {
   int clusters = 0, shared_tiles = 0;
+  int64_t cost = 0;  // in stages
 };
-inline Plan make_plan(int most, int64_t tiles, int steps) {
-  constexpr int kMerge = 8, kTwoMerges = 2 * kMerge;
+inline Plan make_plan(int most, int64_t tiles, int steps, int merge, int two_merges) {
   const int64_t rounds = (tiles + most - 1) / most, work = tiles * steps;
-  Plan best{static_cast<int>(tiles < most ? tiles : most), 0};
-  int64_t least = rounds * steps;
+  Plan best{static_cast<int>(tiles < most ? tiles : most), 0, rounds * steps};
   const auto offer = [&](int64_t clusters, int64_t shared, int64_t cost) {
-    if (cost >= least) return;
-    least = cost;
-    best = {static_cast<int>(clusters), static_cast<int>(shared)};
+    if (cost < best.cost) best = {static_cast<int>(clusters), static_cast<int>(shared), cost};
   };
   for (int64_t splits = 2; splits * tiles <= most && splits <= steps; ++splits)
-    offer(splits * tiles, tiles, (steps + splits - 1) / splits + kMerge);
-  if (work >= most) offer(most, rounds > 1 ? tiles - (rounds - 2) * most : tiles, work / most + kTwoMerges);
+    offer(splits * tiles, tiles, (steps + splits - 1) / splits + merge);
+  if (work >= most) offer(most, rounds > 1 ? tiles - (rounds - 2) * most : tiles, work / most + two_merges);
   return best;
 }
 
@@ -75,34 +69,44 @@ struct Range {
 
 // What the kernel is compiled for. The kCluster blocks of a cluster share a tile: each has its part of the outputs, and
 // x is copied once for all of them. A consumer warpgroup has kOperands times 64 outputs. kFine: groups of 32, which end
-// inside of a stage.
-template <int kBits_, int kTokens_, bool kZeros_, bool kFine_>
+// inside of a stage. kFew: few rows of x in groups of 128, where most tiles are shared. Stages have twice the depth
+// then, because a stage's borders cost as much as a fifth of its products, and partial sums are flagged words.
+template <int kBits_, int kTokens_, int kOuts_, bool kZeros_, bool kFine_, bool kFew_ = false>
 struct Shape {
   static constexpr int kBits = kBits_, kTokens = kTokens_;
-  static constexpr bool kZeros = kZeros_, kFine = kFine_;
+  static constexpr int kOuts = kOuts_;  // of a block
+  static constexpr bool kZeros = kZeros_, kFine = kFine_, kFew = kFew_;
+  static constexpr int kStageTiles = kFew ? 8 : 4;  // k-tiles of a stage
+  static constexpr int kStageDepth = kStageTiles * marlin::kTileK;
   static constexpr int kCluster = kTokens == 256 ? 2 : 1;
-  static constexpr int kOuts = kTileOuts / kCluster;  // of a block
+  static constexpr int kTileOuts = kOuts * kCluster;
   static constexpr int kChunks = kOuts / marlin::kTileN;
   static constexpr int kOperands = kOuts / 2 / 64;
   static constexpr int kBand = kBandRows / kTokens;                  // tiles
   static constexpr int kChunkBytes = marlin::tile_words(kBits) * 4;  // of a k-tile
   static constexpr int kTileBytes = kChunks * kChunkBytes;           // of a k-tile, all outputs
-  static constexpr int kXBytes = kTokens * kStageDepth * 2;
+  static constexpr int kBoxes = kStageDepth / kBoxDepth, kBoxOfXBytes = kTokens * kBoxDepth * 2;
+  static constexpr int kXBytes = kBoxes * kBoxOfXBytes;
   static constexpr int kWordBytes = kStageTiles * kTileBytes;
   static constexpr int kGroups = kFine ? 2 : 1;  // groups that can begin in a stage
   static constexpr int kScaleBytes = kOuts * 2, kZeroBytes = kZeros ? kOuts * kBits / 8 : 0;  // of a group
   static constexpr int kStageBytes = kXBytes + kWordBytes + kGroups * (kScaleBytes + kZeroBytes);
   // As many as there is room for beside the results.
-  static constexpr int kStages = kBits == 4 ? (kTokens == 256   ? 5
-                                               : kTokens == 128 ? 7
-                                                                : 12)
-                                            : (kTokens == 256   ? 4
-                                               : kTokens == 128 ? 5
-                                               : kTokens == 64  ? 8
-                                                                : 9);
+  static constexpr int kStages = kFew         ? (kOuts == 128 ? (kBits == 4 ? 8 : 6) : (kBits == 4 ? 6 : 4))
+                                 : kBits == 4 ? (kTokens == 256   ? 5
+                                                 : kTokens == 128 ? 7
+                                                                  : 12)
+                                              : (kTokens == 256   ? 4
+                                                 : kTokens == 128 ? 5
+                                                 : kTokens == 64  ? 8
+                                                                  : 9);
+  // What sharing tiles costs, in stages: equal parts, other cuts; and the time of a stage against another shape's.
+  static constexpr int kMerge = kFew ? 6 : 8, kTwoMerges = kFew ? 9 : 16;
+  static constexpr int kStageCost = kOuts == 256 ? 13 : 7;
   // The epilogue takes the results of a warpgroup through shared memory a subtile at a time: its outputs of so many
   // octets (eight neighbouring rows of x).
   static constexpr int kOctets = kTokens / 8, kSubtileOctets = 8 / kOperands;
+  static_assert(kSubtileOctets <= kOctets);
   static constexpr int kBoxBytes = 8 * marlin::kTileN * 2;
   static constexpr int kPlaneBytes = kSubtileOctets * kBoxBytes, kSubtileBytes = kOperands * kPlaneBytes;
   static constexpr int kSubtiles = kTokens <= 64 ? 1 : 2;  // buffers for them, used in turn
@@ -134,12 +138,16 @@ struct TileScheduler {
   int tile, tiles;
 
   __device__ __forceinline__ static int clusters() { return static_cast<int>(gridDim.x) / S::kCluster; }
+  // Without signs, since a division with them takes twice as long; launch_shape() sees to the range.
+  __device__ __forceinline__ static int divided(int a, int b) {
+    return static_cast<int>(static_cast<uint32_t>(a) / static_cast<uint32_t>(b));
+  }
   __device__ __forceinline__ static int unit_of(const Job& job, int cluster) {
-    return static_cast<int>(static_cast<int64_t>(job.shared_tiles) * job.steps * cluster / clusters());
+    return divided(job.shared_tiles * job.steps * cluster, clusters());
   }
   // The cluster that has a unit.
   __device__ __forceinline__ static int cluster_of(const Job& job, int unit) {
-    return static_cast<int>((static_cast<int64_t>(unit + 1) * clusters() - 1) / (job.shared_tiles * job.steps));
+    return divided((unit + 1) * clusters() - 1, job.shared_tiles * job.steps);
   }
   __device__ __forceinline__ explicit TileScheduler(const Job& j)
       : job(j),
@@ -154,7 +162,7 @@ struct TileScheduler {
       return true;
     }
     if (unit >= end_unit) return false;
-    range.tile = unit / job.steps;
+    range.tile = divided(unit, job.steps);
     range.from = unit - range.tile * job.steps;
     range.to = min(job.steps, range.from + end_unit - unit);
     unit += range.to - range.from;
@@ -172,6 +180,7 @@ struct SharedTile {
   int own;           // this cluster's place among them
   int begin, end;    // octets of tokens that it adds
 
+  SharedTile() = default;
   __device__ __forceinline__ SharedTile(const Job& job, int tile, int octets) {
     using Scheduler = TileScheduler<S>;
     const int last_unit = (tile + 1) * job.steps - 1, last = Scheduler::cluster_of(job, last_unit);
@@ -181,8 +190,8 @@ struct SharedTile {
     own = cluster_index<S>() - first;
     begin = end = 0;
     if (!adds()) return;
-    begin = octets * own / adding;
-    end = octets * (own + 1) / adding;
+    begin = Scheduler::divided(octets * own, adding);
+    end = Scheduler::divided(octets * (own + 1), adding);
   }
   __device__ __forceinline__ bool adds() const { return own < adding; }
   // True for that one of two clusters which adds alone: its sums stay in registers.
@@ -198,10 +207,14 @@ struct TilePosition {
   int row;     // first row of x
 
   __device__ __forceinline__ TilePosition(const Job& job, int tile) {
-    const int band = tile / (S::kBand * job.out_tiles), at = tile - band * S::kBand * job.out_tiles;
-    const int width = min(S::kBand, job.row_tiles - band * S::kBand);
-    int out_tile = at / width;
-    row = (band * S::kBand + at - out_tile * width) * S::kTokens;
+    int out_tile = tile;
+    row = 0;
+    if (job.row_tiles > 1) {
+      const int band = tile / (S::kBand * job.out_tiles), at = tile - band * S::kBand * job.out_tiles;
+      const int width = min(S::kBand, job.row_tiles - band * S::kBand);
+      out_tile = at / width;
+      row = (band * S::kBand + at - out_tile * width) * S::kTokens;
+    }
     weight = 0;
     while (out_tile >= job.weights[weight].end_tile) ++weight;
     if (weight > 0) out_tile -= job.weights[weight - 1].end_tile;

@@ -50,12 +50,16 @@ __device__ __forceinline__ void produce_x(const Job& job, const Maps& maps, cons
   produce<S>(job, full, empty, [&](const TilePosition<S>& position, int step, int slot, uint32_t barrier) {
     if (!elected()) return;
     barrier_expect(barrier, S::kXBytes);
-    if constexpr (S::kCluster == 1)
-      bulk_copy_box(to + slot * S::kXBytes, &maps.x, step * kStageDepth, position.row, barrier);
-    else  // each block copies a part of x for all blocks of the cluster
-      bulk_copy_box_to_all<S::kCluster>(to + slot * S::kXBytes + cluster_rank<S>() * (S::kXBytes / S::kCluster),
-                                        &maps.x, step * kStageDepth,
-                                        position.row + cluster_rank<S>() * (S::kTokens / S::kCluster), barrier);
+#pragma unroll
+    for (int i = 0; i < S::kBoxes; ++i) {
+      const uint32_t box = to + slot * S::kXBytes + i * S::kBoxOfXBytes;
+      const int column = step * S::kStageDepth + i * kBoxDepth;
+      if constexpr (S::kCluster == 1)
+        bulk_copy_box(box, &maps.x, column, position.row, barrier);
+      else  // each block copies a part of x for all blocks of the cluster
+        bulk_copy_box_to_all<S::kCluster>(box + cluster_rank<S>() * (S::kBoxOfXBytes / S::kCluster), &maps.x, column,
+                                          position.row + cluster_rank<S>() * (S::kTokens / S::kCluster), barrier);
+    }
   });
 }
 template <class S>
@@ -65,7 +69,7 @@ __device__ __forceinline__ void produce_words(const Job& job, const Maps& maps, 
   produce<S>(job, full, empty, [&](const TilePosition<S>& position, int step, int slot, uint32_t barrier) {
     if (!elected()) return;
     barrier_expect(barrier, S::kWordBytes);
-    bulk_copy_box(to + slot * S::kWordBytes, &maps.words[position.weight], 0, position.chunk, step * kStageTiles,
+    bulk_copy_box(to + slot * S::kWordBytes, &maps.words[position.weight], 0, position.chunk, step * S::kStageTiles,
                   barrier);
   });
 }
@@ -81,7 +85,7 @@ __device__ __forceinline__ void produce_groups(const Job& job, const SharedMemor
     barrier_expect(barrier, S::kGroups * (scale_bytes + zero_bytes));
 #pragma unroll
     for (int i = 0; i < S::kGroups; ++i) {
-      const int64_t group = min(step * kStageTiles + 2 * i, w.k_tiles() - 1) >> job.group_shift;
+      const int64_t group = min(step * S::kStageTiles + 2 * i, w.k_tiles() - 1) >> job.group_shift;
       const int at = slot * S::kGroups + i;
       if (scale_bytes)
         bulk_copy(to_scales + at * S::kScaleBytes, w.s + group * w.out + position.chunk * marlin::kTileN, scale_bytes,

@@ -83,9 +83,9 @@ __device__ __forceinline__ void add_other(const Job& job, const SharedTile<S>& s
 // shared memory where it adds them itself, and adds its octets over all clusters. False where the block ends the tile
 // alone: then the other cluster's sums have been added to `sums`, which remain to be stored.
 template <class S>
-__device__ __forceinline__ bool end_shared(const Job& job, const SharedTile<S>& shared_tile, int tile,
-                                           Epilogue<S>& epilogue, float (&sums)[S::kOperands][S::kTokens / 2],
-                                           uint8_t* own_sums) {
+__device__ __forceinline__ bool end_counted(const Job& job, const SharedTile<S>& shared_tile, int tile,
+                                            Epilogue<S>& epilogue, float (&sums)[S::kOperands][S::kTokens / 2],
+                                            uint8_t* own_sums) {
   if (shared_tile.ends()) {
     add_other(job, shared_tile, tile, epilogue.octets(), sums);
     return false;

@@ -53,6 +53,14 @@ struct Dequantizer {
   static constexpr int kScales = S::kBits == 4 && !S::kZeros ? 2 : 1, kWords = S::kBits / 4;  // words of an operand
   uint32_t scale[S::kOperands][2][kScales], zero[S::kOperands][2];  // [operand][upper eight rows of it][code at bit 4]
 
+  // Reads the scales and zero points of a group from these addresses of shared memory.
+  __device__ __forceinline__ void read(uint32_t scales_at, uint32_t zeros_at, const Lane<S>& l) {
+    uint32_t pairs[S::kOperands];
+    load_shared_words(pairs, scales_at);
+#pragma unroll
+    for (int m = 0; m < S::kOperands; ++m) set_scales(pairs[m], m);
+    if constexpr (S::kZeros) set_zeros(zeros_at, l);
+  }
   // `pair`: the two f16 scales of an operand's outputs.
   __device__ __forceinline__ void set_scales(uint32_t pair, int m) {
     const float2 v = __half22float2(*reinterpret_cast<const __half2*>(&pair));
@@ -90,7 +98,7 @@ struct Dequantizer {
         return bits_of(__hmul2(as_pair(bits_of(__hsub2(as_pair(pair), as_pair(zero[m][r])))), as_pair(scale[m][r][0])));
       };
       if constexpr (S::kBits == 8) {
-        const uint32_t pair = word >> bit & 0x00ff00ffu;
+        const uint32_t pair = bit == 0 ? word & 0x00ff00ffu : __byte_perm(word, 0, 0x4341);  // bytes 1 and 3
         a[reg] =
             S::kZeros ? scaled(pair) : bits_of(__hfma2(as_pair(pair), as_pair(scale[m][r][0]), as_pair(zero[m][r])));
       } else if constexpr (S::kZeros) {

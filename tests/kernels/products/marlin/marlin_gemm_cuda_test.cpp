@@ -49,11 +49,11 @@ struct Weight {
 
 // Many splits of k; a chunk of 64 outputs left over; one group a row; 8 bits; zero points; a last stage of k that is
 // not full; less than a tile of outputs; so many outputs that k is not split; zero points in groups of 128 whose number
-// is no multiple of the splits.
+// is no multiple of the splits; tiles of few rows that end in one block and begin in another, of 8 bits.
 const Case kCases[] = {{128, 14336, 128, 4, false}, {4160, 4096, 128, 4, false}, {1024, 2064, 2064, 4, true},
                        {512, 4096, 32, 4, true},    {576, 4096, 128, 8, false},  {2048, 1024, 64, 8, true},
                        {192, 4128, 32, 4, true},    {64, 128, 64, 4, false},     {17408, 1024, 128, 4, false},
-                       {1216, 3200, 128, 4, true}};
+                       {1216, 3200, 128, 4, true},  {6144, 2048, 128, 8, false}};
 const int64_t kRows[] = {1, 5, 8, 9, 16, 17, 32, 33, 64, 65, 200, 257, 700};
 
 Tensor product(Exec& ex, const Weight& w, ConstTensorView x, DType dtype) {
@@ -80,7 +80,7 @@ TEST(MarlinGemmCuda, GivesTheSameBitsOnEveryRun) {
 // between do not change a bit, and neither does memory that grew.
 TEST(MarlinGemmCuda, ProductsOfOtherShapesInBetweenLeaveNothingBehind) {
   FEWBIT_NEEDS_GPU();
-  for (const int64_t rows : {2, 8, 11, 16}) {
+  for (const int64_t rows : {2, 8, 11, 16, 24, 64}) {
     std::vector<Tensor> alone;
     for (const Case& c : kCases) {
       Exec ex = Exec::cuda(0);
