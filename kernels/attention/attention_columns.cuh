@@ -22,12 +22,13 @@ namespace fewbit::cuda::attention_columns {
 //   V   the eight are four dims of two keys: dims j and j + 1 of lane g are rows g and g + 8 of a product. The weights
 //       are scaled for each group, and the centers, times the weights, summed apart; so are the scaled weights alone,
 //       by a product more, since the operands are codes raised by a constant
-template <int D, int kKeys, class C, int kGroups>
+// kSwizzled: of codes of 4 bits and 128 dims, rows as the copy engine lays them in its swizzle of 64 bytes.
+template <int D, int kKeys, class C, int kGroups, bool kSwizzled = false>
 struct WarpColumns {
   static_assert(D % 16 == 0 && kKeys % 16 == 0);
   static constexpr int kUnits = kKeys / 16, kSteps = D / 16;
-  static constexpr int kStride = kRowStride<C, D>;                // values from row to row of K and V
-  static constexpr bool kHalfValues = std::is_same_v<C, F8Code>;  // the weights are f16
+  static constexpr int kStride = kSwizzled ? stored<C>(D) : kRowStride<C, D>;  // values from row to row of K and V
+  static constexpr bool kHalfValues = std::is_same_v<C, F8Code>;               // the weights are f16
   static constexpr bool kNibbles = kGroupScales<C>;
   // Whether what raised codes add is taken off the sums in the end, which takes more registers; else off each code.
   static constexpr bool kRaised = kNibbles && kGroups == 1;
@@ -156,11 +157,10 @@ struct WarpColumns {
   // s = K Q^T for the kKeys rows at k_sh. words [kKeys, kDimGroups]: scale and center of codes of 4 bits.
   __device__ __forceinline__ void scores(Scores& s, const C* k_sh, const float* words) {
     const int lane = threadIdx.x % 32;
-    const C* row = k_sh + lane % 16 * kStride + lane / 16 * (16 / static_cast<int>(sizeof(C)));
     if constexpr (kNibbles)
-      nibble_scores(s, row, words);
+      nibble_scores(s, k_sh, words);
     else
-      plain_scores(s, row);
+      plain_scores(s, k_sh + lane % 16 * kStride + lane / 16 * (16 / static_cast<int>(sizeof(C))));
   }
   __device__ __forceinline__ void plain_scores(Scores& s, const C* row) {
 #pragma unroll
@@ -174,13 +174,21 @@ struct WarpColumns {
         for (int i = 0; i < 4; ++i) s[u][j][i] = chain[0][j][i] + chain[1][j][i];
     }
   }
-  __device__ __forceinline__ void nibble_scores(Scores& s, const C* row, const float* words) {
+  // Where this lane's row of codes of 4 bits begins for ldmatrix, and how far its second half lies behind the first.
+  static __device__ __forceinline__ const C* nibble_row(const C* tile, int& half_row) {
+    const int lane = threadIdx.x % 32, row = lane % 16, piece = kSwizzled ? lane / 16 ^ row / 2 % 4 : lane / 16;
+    half_row = kSwizzled && piece >= 2 ? -32 : 32;
+    return tile + row * kStride + piece * 16;
+  }
+  __device__ __forceinline__ void nibble_scores(Scores& s, const C* k_sh, const float* words) {
     const int g = threadIdx.x % 32 / 4;
+    int half_row;
+    const C* row = nibble_row(k_sh, half_row);
 #pragma unroll
     for (int u = 0; u < kUnits; ++u) {
       float chain[kDimGroups][kGroups][4] = {};
-      for_operands<C, D, false, kRaised>(row + u * 16 * kStride,
-                                         [&](int k, const uint32_t(&a)[4]) { add_scores(chain[k / 4], a, k); });
+      for_operands<C, D, false, kRaised>(
+          row + u * 16 * kStride, [&](int k, const uint32_t(&a)[4]) { add_scores(chain[k / 4], a, k); }, half_row);
 #pragma unroll
       for (int j = 0; j < kGroups; ++j)
 #pragma unroll
@@ -305,8 +313,9 @@ struct WarpColumns {
   }
 
   __device__ __forceinline__ void add_nibble_values(const Scores& s, const float* words, const C* v_sh) {
-    const int lane = threadIdx.x % 32, g = lane / 4;
-    const C* row = v_sh + lane % 16 * kStride + lane / 16 * 16;
+    const int g = threadIdx.x % 32 / 4;
+    int half_row;
+    const C* row = nibble_row(v_sh, half_row);
 #pragma unroll
     for (int u = 0; u < kUnits; ++u) {
       uint32_t b[kDimGroups][kGroups][2];
@@ -324,10 +333,13 @@ struct WarpColumns {
             o_center[n][j][1] = fmaf(y, center, o_center[n][j][1]);
           }
         }
-      for_operands<C, D, true, kRaised>(row + u * 16 * kStride, [&](int n, const uint32_t(&a)[4]) {
+      for_operands<C, D, true, kRaised>(
+          row + u * 16 * kStride,
+          [&](int n, const uint32_t(&a)[4]) {
 #pragma unroll
-        for (int j = 0; j < kGroups; ++j) mma_of<false>(o[j][n], a, b[n / 4][j][0], b[n / 4][j][1]);
-      });
+            for (int j = 0; j < kGroups; ++j) mma_of<false>(o[j][n], a, b[n / 4][j][0], b[n / 4][j][1]);
+          },
+          half_row);
       constexpr uint32_t kLower = 0xc308c308u;  // -136
       const uint32_t lower[4] = {kLower, kLower, kLower, kLower};
       if constexpr (kRaised)

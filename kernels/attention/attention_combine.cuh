@@ -23,8 +23,10 @@ struct Job {
   // The kernel right before writes, of what is read here, only the new keys and the queries, and let this one begin
   // after all before it had ended; one new token a sequence.
   bool behind_append;
+  bool cluster;     // the splits are a cluster, which merges them itself
   int early;        // stages of the ring that are then filled before that kernel has ended
   float turn_back;  // 0, or the factor of a Hadamard matrix that the heads of the output are multiplied by
+  int lighter;      // tiles of keys that the last split has less than the others, for the new key's sake
 };
 
 // Whether heads of d values are turned back by combine_splits_kernel.

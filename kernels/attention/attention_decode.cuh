@@ -99,6 +99,30 @@ __device__ __forceinline__ void merge_warps(const float* o_sh, const float* ml_s
   }
 }
 
+// Merges what the warps have summed; put() as in merge_warps().
+template <class S, class F>
+__device__ __forceinline__ void merge_block(const Block<S>& block, typename S::Warp& w, uint8_t* shared, float* ml_sh,
+                                            float value_scale, F&& put) {
+  w.finish_sums();
+  store_warp<S>(w, shared, ml_sh, value_scale);
+  __syncthreads();
+  merge_warps<S>(reinterpret_cast<const float*>(shared), ml_sh, block.rows, block.a.d, put);
+}
+// Leaves two columns of a row of the split's result, or of the output where there is one split.
+template <class S>
+__device__ __forceinline__ void leave_result(const Block<S>& block, int row, int col, float m, float l, float2 sum) {
+  const auto& a = block.a;
+  const Job& job = block.job;
+  if (job.splits == 1) {
+    l = with_sink(l, m, a.sinks, static_cast<int>(block.query_row(row) / a.d % a.heads));
+    *reinterpret_cast<uint32_t*>(a.out + block.query_row(row) + col) = pack_bf16(sum.x / l, sum.y / l);
+    return;
+  }
+  const int64_t at = block.partial_of(row);
+  *reinterpret_cast<float2*>(job.o + at * a.d + col) = sum;
+  if (col == 0) *reinterpret_cast<float2*>(job.ml + at * 2) = {m, l};
+}
+
 // Grid: splits x (kv_heads * row tiles) x sequences.
 template <class S>
 __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
@@ -132,20 +156,8 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   w.finish_queries(scales.score, a.softcap);
 
   attend(ring, w, positions, scales.score);
-  w.finish_sums();
-  store_warp<S>(w, shared, ml_sh, scales.value);
-  __syncthreads();
-  merge_warps<S>(reinterpret_cast<const float*>(shared), ml_sh, block.rows, a.d,
-                 [&](int row, int col, float m, float l, float2 sum) {
-                   if (job.splits == 1) {
-                     l = with_sink(l, m, a.sinks, static_cast<int>(block.query_row(row) / a.d % a.heads));
-                     *reinterpret_cast<uint32_t*>(a.out + block.query_row(row) + col) = pack_bf16(sum.x / l, sum.y / l);
-                     return;
-                   }
-                   const int64_t at = block.partial_of(row);
-                   *reinterpret_cast<float2*>(job.o + at * a.d + col) = sum;
-                   if (col == 0) *reinterpret_cast<float2*>(job.ml + at * 2) = {m, l};
-                 });
+  merge_block(block, w, shared, ml_sh, scales.value,
+              [&](int row, int col, float m, float l, float2 sum) { leave_result(block, row, col, m, l, sum); });
 }
 
 // How many splits a launch has: as many blocks as run at once, but never fewer keys than one round of the warps. Keys
@@ -160,14 +172,11 @@ int split_count(int sms, int64_t tiles, int64_t keys) {
   return static_cast<int>(std::max<int64_t>(1, std::min({wanted, most, int64_t{kMaxSplits}})));
 }
 
-// Returns whether the output is turned back where that is asked.
-// `splits`: how many, where that is not to depend on the rows; else 0.
-// Of codes of 4 bits both stages are asked for early: to fit the new key takes longer than what they bring in its way.
+// The job of a launch, with room for the results of its splits. `splits`: how many, where that is not to depend on the
+// rows; else 0.
 template <class S>
-bool launch_config(CudaState& s, const typename S::Source& a, bool behind_append, int splits = 0) {
+Job job_of(CudaState& s, const typename S::Source& a, int splits) {
   FEWBIT_ASSERT(a.kv_token == stored<typename S::Stored>(a.d));  // the keys of a kv head are one piece of the cache
-  auto* kernel = decode_kernel<S>;
-  FEWBIT_CUDA_CALL(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kShared));
   const int rows = a.len * (a.heads / a.kv_heads), row_tiles = (rows + S::kRows - 1) / S::kRows;
   const int64_t tiles = static_cast<int64_t>(a.seqs) * a.kv_heads * row_tiles;
   const int64_t keys = a.window > 0 ? std::min<int64_t>(a.keys, a.window + a.len - 1) : a.keys;
@@ -177,23 +186,42 @@ bool launch_config(CudaState& s, const typename S::Source& a, bool behind_append
           .group = a.heads / a.kv_heads,
           .rows = rows,
           .row_tiles = row_tiles,
-          .behind_append = behind_append && a.len == 1,
-          .early = kGroupScales<typename S::Stored> && !S::kPaged ? 2 : 1,
-          .turn_back = 0};
-  const bool turns = a.turn_back && job.splits > 1 && combine_turns(a.d);
-  if (turns) job.turn_back = 1 / std::sqrt(static_cast<float>(a.d));
+          .behind_append = false,
+          .cluster = false,
+          .early = 0,
+          .turn_back = 0,
+          .lighter = 0};
+  if (a.turn_back && job.splits > 1 && combine_turns(a.d)) job.turn_back = 1 / std::sqrt(static_cast<float>(a.d));
   const int64_t all_rows = static_cast<int64_t>(a.seqs) * a.kv_heads * rows;
-  if (job.splits > 1) {
+  if (job.splits > 1) {                                              // not used by clusters
     job.o = s.scratch_of<float>(all_rows * job.splits * (a.d + 2));  // first: its rows are read 16 bytes at a time
     job.ml = job.o + all_rows * job.splits * a.d;
   }
-  launch_overlapping(s, kernel, dim3(job.splits, a.kv_heads * row_tiles, a.seqs), dim3(S::kThreads), S::kShared, a,
-                     job);
+  return job;
+}
+
+// Launches `kernel` with the operands and the job, and what merges its splits; `more`: what else the kernel takes.
+template <class S, class Kernel, class... More>
+void launch_job(CudaState& s, Kernel* kernel, const typename S::Source& a, const Job& job, const More&... more) {
+  FEWBIT_CUDA_CALL(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kShared));
+  launch_clusters(s, job.cluster ? job.splits : 1, kernel, dim3(job.splits, a.kv_heads * job.row_tiles, a.seqs),
+                  dim3(S::kThreads), S::kShared, a, job, more...);
   const AttentionSource<__nv_bfloat16, typename S::Stored>& plain = a;
-  if (job.splits > 1)
-    launch_overlapping(s, combine_splits_kernel<typename S::Stored>, dim3(static_cast<unsigned>(all_rows)),
-                       dim3(kCombineThreads), 0, plain, job);
-  return turns;
+  if (job.splits > 1 && !job.cluster)
+    launch_overlapping(s, combine_splits_kernel<typename S::Stored>,
+                       dim3(static_cast<unsigned>(a.seqs * a.kv_heads * job.rows)), dim3(kCombineThreads), 0, plain,
+                       job);
+}
+
+// Returns whether the output is turned back where that is asked.
+// Of codes of 4 bits both stages are asked for early: to fit the new key takes longer than what they bring in its way.
+template <class S>
+bool launch_config(CudaState& s, const typename S::Source& a, bool behind_append, int splits = 0) {
+  Job job = job_of<S>(s, a, splits);
+  job.behind_append = behind_append && a.len == 1;
+  job.early = kGroupScales<typename S::Stored> && !S::kPaged ? 2 : 1;
+  launch_job<S>(s, decode_kernel<S>, a, job);
+  return job.turn_back != 0;
 }
 
 // Up to 8 query rows a kv head fill one group of columns; more take tiles of two groups.

@@ -287,12 +287,16 @@ struct KeyRing {
       load_values(first + stage * S::kWarps, stage, with_scales);
     }
   }
+  // How many of the first `most` stages are without the new key, the last one in sight.
+  __device__ __forceinline__ int stages_of_old_keys(int most) const {
+    while (most > 0 && min(first + (most - 1) * S::kWarps + 1, end) * S::kKeys >= range.end) --most;
+    return most;
+  }
   // Keys older than the new one may be read before the kernel has ended that writes the new one (behind_append). Only
   // the first stages (Job::early) are loaded so early: what that kernel still has to do, and the queries, queue behind
   // them in memory. Returns how many were.
   __device__ __forceinline__ int load_early() {
-    int stages = block.job.behind_append ? block.job.early : 0;
-    while (stages > 0 && min(first + (stages - 1) * S::kWarps + 1, end) * S::kKeys >= range.end) --stages;
+    const int stages = stages_of_old_keys(block.job.behind_append ? block.job.early : 0);
     fill(0, stages, false);
     if constexpr (S::kKeyScales > 0) {  // past the first-level cache, where a line may hold the new key's place too
 #pragma unroll 1

@@ -85,16 +85,17 @@ __device__ __forceinline__ void load_codes(uint32_t (&w)[4], const C* at, bool w
 
 // Calls f(n, a) with the A operand of dims [16 n, 16 n + 16) of 16 keys, for every n: of K, or of V transposed.
 // `row`: where this lane's row begins for ldmatrix. A load of codes serves two n, except for a last single one.
-// kRaised: codes of 4 bits of values stay raised by 136 (kernels/device/kv_codes.cuh).
+// kRaised: codes of 4 bits of values stay raised by 136 (kernels/device/kv_codes.cuh). half_row: of codes of 4 bits,
+// from the first 64 dims of a row to the next ones.
 template <class C, int D, bool kOfValues, bool kRaised, class F>
-__device__ __forceinline__ void for_operands(const C* row, F&& f) {
+__device__ __forceinline__ void for_operands(const C* row, F&& f, int half_row = 32) {
   constexpr int kSteps = D / 16;
   uint32_t a[4];
   if constexpr (kGroupScales<C>) {
 #pragma unroll
     for (int n = 0; n < kSteps; n += 4) {
       uint32_t w[4];
-      load_codes<kOfValues>(w, row + n * 8, n + 2 < kSteps);
+      load_codes<kOfValues>(w, row + n / 4 * half_row, n + 2 < kSteps);
 #pragma unroll
       for (int i = 0; i < 4 && n + i < kSteps; ++i) {
         nibble_operand<kOfValues>(a, w[i / 2 * 2], w[i / 2 * 2 + 1], i % 2 * 2);

@@ -8,12 +8,8 @@
 
 #include "kernels/attention/cache_place.cuh"
 #include "kernels/attention/kv_quantize.cuh"
-#include "kernels/attention/rope_append.h"
+#include "kernels/attention/rope_head.cuh"
 #include "kernels/device/launch.cuh"
-#include "kernels/model/hadamard.cuh"
-#include "kernels/model/hadamard.h"
-#include "kernels/model/norm.cuh"
-#include "kernels/model/rope.cuh"
 
 namespace fewbit::cuda {
 namespace {
@@ -22,34 +18,10 @@ constexpr int kWarps = 8;     // heads of a block
 constexpr int kFitWarps = 4;  // for a group of features of 4 bits
 
 struct RopeSizes {
-  int half, heads, kv_heads, d;
+  int heads, kv_heads;
   CachePlace place;
-  float attention_scale;
-  int run;  // values that one Hadamard matrix turns; 0: none
-  bool turn_values;
-  float run_scale;  // 1 / sqrt(run)
+  HeadSizes head;
 };
-
-// The norm of the heads of q or of k, by vectors where rms_norm() would take them.
-template <class T>
-struct HeadNorm {
-  const T* weight;  // or null
-  bool vectors;
-};
-template <class T>
-struct Norms {
-  HeadNorm<T> q, k;
-  float eps, offset;
-};
-template <class T>
-HeadNorm<T> norm_of(ConstTensorView weight, ConstTensorView heads, int64_t d) {
-  if (!weight.data) return {nullptr, false};
-  FEWBIT_ASSERT(weight.dtype == heads.dtype && weight.numel() == d);
-  return {weight.as<T>(), aligned16(heads.as<T>(), d) && aligned16(weight.as<T>())};
-}
-
-// Values of the table of cosines and sines, with those that bring what follows to a multiple of 16 bytes.
-__host__ __device__ constexpr int table_size(int half) { return (2 * half + 3) / 4 * 4; }
 
 // Blocks of a token: groups of kWarps heads, those of q, then of k, then of v; where rows have 4 bits, groups of those
 // of q, then a block for each of the others.
@@ -70,7 +42,7 @@ __global__ void __launch_bounds__(32 * kWarps)
                        Norms<T> norms, RopeSizes s) {
   // cosines, sines: table_size(half); then a row of T for each warp, and one of f32 where there is a Hadamard matrix.
   extern __shared__ float table[];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, d = s.head.d, half = s.head.half;
   const int64_t token = blockIdx.x;
   const int q_blocks = (s.heads + kWarps - 1) / kWarps;
   const bool together = kGroupScales<C> && blockIdx.y >= q_blocks;  // the whole block has one head
@@ -79,63 +51,42 @@ __global__ void __launch_bounds__(32 * kWarps)
   const bool has_head = head < s.heads + (kGroupScales<C> && !together ? 0 : 2 * s.kv_heads);
   const bool of_q = head < s.heads, of_v = head >= s.heads + s.kv_heads;
   const HeadNorm<T> norm = of_v ? HeadNorm<T>{} : of_q ? norms.q : norms.k;
-  if (norm.weight && lane * 8 < s.d) asm volatile("prefetch.global.L1 [%0];" ::"l"(norm.weight + lane * 8));
+  if (norm.weight && lane * 8 < d) asm volatile("prefetch.global.L1 [%0];" ::"l"(norm.weight + lane * 8));
   // Both have been driven out of the L2 by the weights since the layer before. Positions may still be written, which is
   // seen in the L2: they come no nearer.
   if (threadIdx.x == 0) asm volatile("prefetch.global.L2 [%0];" ::"l"(positions + token));
-  if (threadIdx.x * 32 < s.half) asm volatile("prefetch.global.L1 [%0];" ::"l"(inv_freq + threadIdx.x * 32));
+  if (threadIdx.x * 32 < half) asm volatile("prefetch.global.L1 [%0];" ::"l"(inv_freq + threadIdx.x * 32));
   // In this order: the next launch then begins only when all before this one have ended (AttentionArgs::behind_append).
   await_predecessor();
   allow_successor();
-  const int64_t row = (token * s.kv_heads + kv_head) * s.d;
-  T* q_row = q + (token * s.heads + head) * s.d;
+  const int64_t row = (token * s.kv_heads + kv_head) * d;
+  T* q_row = q + (token * s.heads + head) * d;
   const T* own_row = of_q ? q_row : (of_v ? v : k) + row;
   // The head is on its way while the angles are worked out.
-  if (has_head && lane * 8 < s.d) asm volatile("prefetch.global.L1 [%0];" ::"l"(own_row + lane * 8));
+  if (has_head && lane * 8 < d) asm volatile("prefetch.global.L1 [%0];" ::"l"(own_row + lane * 8));
   const int position = positions[token];
   if (!together || !of_v)
-    rope_angles(table, static_cast<float>(position), inv_freq, s.half, s.attention_scale, threadIdx.x, 32 * kWarps);
+    rope_angles(table, static_cast<float>(position), inv_freq, half, s.head.attention_scale, threadIdx.x, 32 * kWarps);
   __syncthreads();
   if (!has_head) return;
-  T* rows = reinterpret_cast<T*>(table + table_size(s.half));
-  T* turned = rows + (together ? 0 : warp) * s.d;
-  float* wide = reinterpret_cast<float*>(rows + kWarps * s.d) + warp * s.d;
-  const bool turns = !together || warp == 0;  // one warp for all that have the head together
-  const bool by_matrix = s.run > 0 && (!of_v || s.turn_values);
-  const T* own = own_row;
-  if (norm.weight && turns) {
-    if (norm.vectors)
-      norm_row<T, kVec16<T>>(own_row, norm.weight, norms.eps, norms.offset, turned, s.d, lane);
-    else
-      norm_row<T, 1>(own_row, norm.weight, norms.eps, norms.offset, turned, s.d, lane);
-    __syncwarp();
-    own = turned;
-  }
-  T* const to = of_q ? q_row : turned;
-  if (!of_v && turns) {
-    T* between = by_matrix ? turned : to;
-    turn_head(own, between, table, s.half, lane);
-    if (between != own)
-      for (int i = 2 * s.half + lane; i < s.d; i += 32) between[i] = own[i];
-    __syncwarp();
-    own = between;
-  }
-  if (by_matrix && turns) {
-    hadamard_head(own, to, wide, s.d, s.run, s.run_scale, lane);
-    __syncwarp();
-  }
+  T* rows = reinterpret_cast<T*>(table + table_size(half));
+  T* turned = rows + (together ? 0 : warp) * d;
+  float* wide = reinterpret_cast<float*>(rows + kWarps * d) + warp * d;
+  const T* ready = turned;
+  if (!together || warp == 0)  // one warp for all that have the head together
+    ready = prepare_head(own_row, turned, of_q ? q_row : turned, wide, table, norm, norms, s.head, of_v);
   if (of_q) return;
   const int64_t at = s.place.row(token, kv_head, s.kv_heads, position);
   if (at < 0) return;  // the same for all that have the head together
-  const T* ready = of_v && !by_matrix ? own_row : turned;
+  if (together) ready = of_v && !(s.head.run > 0 && s.head.turn_values) ? own_row : turned;  // for all of its warps
   C* cache = of_v ? v_cache : k_cache;
   float* scales = of_v ? v_scales : k_scales;
   if constexpr (kGroupScales<C>) {
     __shared__ nibble_rows::FitRoom<kWarps, kFitWarps> room;
     __syncthreads();
-    store_int4_row<kFitWarps>(ready, cache, scales, at, s.d, room, kWarps, warp);
+    store_int4_row<kFitWarps>(ready, cache, scales, at, d, room, kWarps, warp);
   } else {
-    store_row(ready, cache, scales, at, kv_head, s.d);
+    store_row(ready, cache, scales, at, kv_head, d);
   }
 }
 
@@ -147,16 +98,11 @@ void append(Exec& ex, TensorView q, ConstTensorView k, ConstTensorView v, ConstT
   FEWBIT_ASSERT(rope.inv_freq.dtype == DType::f32 && 2 * half <= d && k.cols() == kv_heads * d && q.cols() % d == 0);
   FEWBIT_ASSERT(rope.hadamard || !rope.turn_values);
   if (tokens == 0) return;
-  const RopeSizes sizes{.half = static_cast<int>(half),
-                        .heads = static_cast<int>(q.cols() / d),
+  const RopeSizes sizes{.heads = static_cast<int>(q.cols() / d),
                         .kv_heads = static_cast<int>(kv_heads),
-                        .d = static_cast<int>(d),
                         .place = place,
-                        .attention_scale = rope.attention_scale,
-                        .run = rope.hadamard ? static_cast<int>(hadamard_run(d)) : 0,
-                        .turn_values = rope.turn_values,
-                        .run_scale = 1 / std::sqrt(static_cast<float>(hadamard_run(d)))};
-  const size_t shared = static_cast<size_t>(table_size(sizes.half)) * sizeof(float) +
+                        .head = head_sizes(rope, d)};
+  const size_t shared = static_cast<size_t>(table_size(sizes.head.half)) * sizeof(float) +
                         static_cast<size_t>(kWarps * d) * (bytes_of(k.dtype) + (rope.hadamard ? sizeof(float) : 0));
   dispatch_cache(k.dtype, cache.k.dtype, [&](auto type, auto code) {
     using T = typename decltype(type)::type;
@@ -165,7 +111,7 @@ void append(Exec& ex, TensorView q, ConstTensorView k, ConstTensorView v, ConstT
     launch_overlapping(ex.cuda_state(), rope_append_kernel<T, C>, grid, dim3(32 * kWarps), shared, q.as<T>(), k.as<T>(),
                        v.as<T>(), positions.as<int32_t>(), rope.inv_freq.as<float>(), cache.k.as<C>(), cache.v.as<C>(),
                        static_cast<float*>(cache.k_scales.data), static_cast<float*>(cache.v_scales.data),
-                       Norms<T>{norm_of<T>(norms.q, q, d), norm_of<T>(norms.k, k, d), norms.eps, norms.offset}, sizes);
+                       norms_of<T>(norms, q, k, d), sizes);
   });
 }
 

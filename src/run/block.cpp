@@ -90,14 +90,17 @@ struct Interpreter {
       rope(ex, act[s], layout.positions, ropes.inv_freq(op), op.head_dim, op.params.attention_scale,
            op.neighbours ? RopePairs::neighbours : RopePairs::halves);
   }
-  // Over the cache, which holds the new tokens already, or over k and v where there is none.
-  void attend(const Attention& op, bool behind_append = false) const {
+  AttentionArgs attention_args(const Attention& op) const {
     AttentionArgs args = args_of(op);
-    args.behind_append = behind_append;
     if (!op.sinks.empty()) args.sinks = weights.vectors.at(op.sinks);
+    args.turn_back = (layout.cache || layout.ragged) && layout.turned_values;  // the matrix is its own inverse
+    return args;
+  }
+  // Over the cache, which holds the new tokens already, or over k and v where there is none.
+  void attend(const Attention& op) const {
+    const AttentionArgs args = attention_args(op);
     if (!layout.ragged && !layout.cache)
       return attention(ex, act[op.q], act[op.k], act[op.v], layout.seqs, args, act[op.out]);
-    args.turn_back = layout.turned_values;  // the matrix is its own inverse
     if (!layout.ragged) return attention_cached(ex, act[op.q], layout.positions, *layout.cache, args, act[op.out]);
     attend_pages(ex, act[op.q], *layout.ragged, args, act[op.out]);
   }
@@ -310,13 +313,12 @@ size_t run_rope_append(const Interpreter& in, std::span<const BlockOp> ops) {
     return 0;
   const std::optional<HeadNorms> norms = first == 0 ? HeadNorms{} : head_norms(in, ops, *op);
   if (!norms) return 0;
-  append_turned(in.ex, in.act[op->q], in.act[op->k], in.act[op->v], *norms,
-                {.inv_freq = in.ropes.inv_freq(*rope),
-                 .attention_scale = rope->params.attention_scale,
-                 .hadamard = in.layout.turned_keys,
-                 .turn_values = in.layout.turned_values},
-                in.layout);
-  in.attend(*op, true);
+  append_and_attend(in.ex, in.act[op->q], in.act[op->k], in.act[op->v], *norms,
+                    {.inv_freq = in.ropes.inv_freq(*rope),
+                     .attention_scale = rope->params.attention_scale,
+                     .hadamard = in.layout.turned_keys,
+                     .turn_values = in.layout.turned_values},
+                    in.layout, in.attention_args(*op), in.act[op->out]);
   return first + 2;
 }
 

@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "kernels/attention/attention.h"
-#include "kernels/attention/rope_append.h"
+#include "kernels/decode/append_attention.h"
 #include "kernels/kv/int4_rows.h"
 #include "kernels/model/add.h"
 #include "kernels/model/gated_act.h"
@@ -67,13 +67,11 @@ void add_decode(OpsRun& run, const OpRow& row, const AttentionArgs& args, DType 
   const Tensor k = run.random.normal({batch, args.kv_heads * d}), freq = ex.alloc_zeros(DType::f32, {d / 2});
   const bool turn = dtype == DType::u8;
   run.add({row, std::max<int64_t>(copies, 4), [&](int64_t i) {
+             if (!with_append) return attention_cached(ex, q, positions, held.at(i), args, out);
              AttentionArgs own = args;
-             own.behind_append = with_append;
-             own.turn_back = with_append && turn;
-             if (with_append)
-               rope_append(ex, q, k, k, positions, {}, {.inv_freq = freq, .hadamard = turn, .turn_values = turn},
-                           held.at(i));
-             attention_cached(ex, q, positions, held.at(i), own, out);
+             own.turn_back = turn;
+             append_attention(ex, q, k, k, positions, {}, {.inv_freq = freq, .hadamard = turn, .turn_values = turn},
+                              held.at(i), own, out);
            }});
 }
 

@@ -130,10 +130,13 @@ void append_keys(Exec& ex, ConstTensorView k, ConstTensorView v, const TokenLayo
   kv_append(ex, k, v, layout.positions, *layout.cache);
 }
 
-void append_turned(Exec& ex, TensorView q, ConstTensorView k, ConstTensorView v, const HeadNorms& norms,
-                   const RopeTable& table, const TokenLayout& layout) {
-  if (const RaggedLayout* r = layout.ragged) return rope_append_paged(ex, q, k, v, r->rows, norms, table, *r->cache);
-  rope_append(ex, q, k, v, layout.positions, norms, table, *layout.cache);
+void append_and_attend(Exec& ex, TensorView q, ConstTensorView k, ConstTensorView v, const HeadNorms& norms,
+                       const RopeTable& table, const TokenLayout& layout, AttentionArgs args, TensorView out) {
+  const RaggedLayout* r = layout.ragged;
+  if (!r) return append_attention(ex, q, k, v, layout.positions, norms, table, *layout.cache, args, out);
+  rope_append_paged(ex, q, k, v, r->rows, norms, table, *r->cache);
+  args.behind_append = true;
+  attend_pages(ex, q, *r, args, out);
 }
 
 void attend_pages(Exec& ex, ConstTensorView q, const RaggedLayout& r, const AttentionArgs& a, TensorView out) {

@@ -2,7 +2,7 @@
 // Ops of a block over rows of sequences of different lengths, whose cache lies in pages.
 #include <span>
 
-#include "kernels/attention/rope_append.h"
+#include "kernels/decode/append_attention.h"
 #include "src/run/block.h"
 
 namespace fewbit {
@@ -22,12 +22,12 @@ struct RaggedLayout {
 // where the layout is not ragged.
 bool goes_by_sequence(const BlockOp&);
 bool run_by_sequence(Exec&, const BlockOp&, const BlockWeights&, const RopeTables&, const TokenLayout&, Activations&);
-// New keys and values to the cache that the layout has, as they are or as rope_append() turns them; attention over
-// pages.
+// New keys and values to the cache that the layout has; attention over pages; append_attention() over the layout's
+// cache, of pages by its two ops.
 void append_keys(Exec&, ConstTensorView k, ConstTensorView v, const TokenLayout&);
-void append_turned(Exec&, TensorView q, ConstTensorView k, ConstTensorView v, const HeadNorms&, const RopeTable&,
-                   const TokenLayout&);
 void attend_pages(Exec&, ConstTensorView q, const RaggedLayout&, const AttentionArgs&, TensorView out);
+void append_and_attend(Exec&, TensorView q, ConstTensorView k, ConstTensorView v, const HeadNorms&, const RopeTable&,
+                       const TokenLayout&, AttentionArgs, TensorView out);
 
 // Room for the latents of one sequence of up to `longest` positions in any layer of the model.
 LatentStorage alloc_latent_room(Exec&, const ModelSpec&, KvType, DType compute, int64_t longest);
