@@ -35,6 +35,7 @@ __global__ void __launch_bounds__(kThreads) router_logits_kernel(const __grid_co
     for (int i = 0; i < kHeld; ++i)
       if (const int c = kValues * static_cast<int>(i * kThreads + threadIdx.x); c < job.hidden) f(i, c);
   };
+  allow_successor();
   Values x[kHeld], w[kHeld], scale[kHeld];
   for_own([&](int i, int c) {
     w[i] = load_vec<__nv_bfloat16, kValues>(job.w + expert * job.hidden + c);
@@ -42,9 +43,6 @@ __global__ void __launch_bounds__(kThreads) router_logits_kernel(const __grid_co
   });
   const float bias = job.bias ? __bfloat162float(job.bias[expert]) : 0.f;
   await_predecessor();
-  // Not before: blocks of the experts would fill some multiprocessors while the kernel before this one holds the
-  // others.
-  allow_successor();
   for_own([&](int i, int c) { x[i] = load_vec<__nv_bfloat16, kValues>(job.x + token * job.hidden + c); });
   float sum = 0;
   for_own([&](int i, int) { sum = squares<__nv_bfloat16, kValues>(x[i], sum); });
