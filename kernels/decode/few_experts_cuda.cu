@@ -39,7 +39,7 @@ std::string refuses(const ExpertLinear& l) {
     return z.in % 32 == 0 && at_16(*w) ? "" : "dense weights whose inputs are no multiple of 32";
   }
   if (const Fp4View* f = fp4_of(l))
-    return z.in % kFp4Block == 0 && f->tiles.cols() == fp4_records(z.in) * kFp4RecordWords && at_16(f->tiles)
+    return z.in % kFp4Block == 0 && f->tiles.cols() == fp4_tile_words(z.in) && at_16(f->tiles)
                ? ""
                : "MXFP4 weights of other sizes";
   const ByteView& b = *bytes_of(l);

@@ -86,7 +86,8 @@ struct BlockForm {
   using Sum = float;
   static constexpr int kSubs = 1, kXBytes = 2;
   static constexpr int kBlockXBytes = kFp4Block * kXBytes;
-  static constexpr int kHalfBytes = kFp4HalfWords * 4, kRecordBytes = kFp4RecordWords * 4;
+  static constexpr int kHalfBytes = kFp4HalfWords * 4, kCodeBytes = kFp4CodeWords * 4;
+  static constexpr int kRecordBytes = kCodeBytes + kFp4ScaleBytes;  // in shared memory, where scales follow their codes
   // Records of a warp's ring, all but one under way. Blocks are small, since those of four experts of gpt-oss (720) are
   // then all at once on a GPU of 132 multiprocessors.
   static constexpr int kStages = 8, kWarps = 4, kBlocks = 6;
@@ -100,17 +101,19 @@ struct BlockForm {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, blocks = m.in / kFp4Block;
     const int all = static_cast<int>(fp4_records(m.in));
     const int begin = all * part / parts, end = all * (part + 1) / parts;
-    const uint8_t* from = p.w + (static_cast<int64_t>(tile) * all + begin) * kRecordBytes + lane * 16;
-    const uint8_t* const behind = p.w + (static_cast<int64_t>(tile) * all + end) * kRecordBytes;
+    const uint8_t* const codes_of_tile = p.w + tile * fp4_tile_words(m.in) * 4;
+    const uint8_t* from = codes_of_tile + begin * kCodeBytes + lane * 16;
+    const uint8_t* const behind = codes_of_tile + end * kCodeBytes;
+    const uint8_t* scales_from = codes_of_tile + all * kCodeBytes + begin * kFp4ScaleBytes + lane * 16;
     const auto fetch = [&](uint8_t* stage) {
       uint8_t* to = stage + lane * 16;
       if (from < behind) {
         cp_async16(to, from);
         cp_async16(to + kHalfBytes, from + kHalfBytes);
-        if (lane < (kRecordBytes - 2 * kHalfBytes) / 16) cp_async16(to + 2 * kHalfBytes, from + 2 * kHalfBytes);
+        if (lane < kFp4ScaleBytes / 16) cp_async16(to + kCodeBytes, scales_from);
       }
       cp_async_commit();  // of nothing too: records are counted
-      from += kRecordBytes;
+      from += kCodeBytes, scales_from += kFp4ScaleBytes;
     };
 #pragma unroll 1  // code that runs once costs more than the loop
     for (int i = 0; i < kStages - 1; ++i) fetch(shared + i * kRecordBytes);
@@ -137,7 +140,7 @@ struct BlockForm {
       const uint8_t* record = now + lane * 16;
       const uint4 codes[2] = {*reinterpret_cast<const uint4*>(record),
                               *reinterpret_cast<const uint4*>(record + kHalfBytes)};
-      const uint32_t scales = *reinterpret_cast<const uint16_t*>(now + 2 * kHalfBytes + 2 * lane);
+      const uint32_t scales = *reinterpret_cast<const uint16_t*>(now + kCodeBytes + 2 * lane);
       multiply_blocks(sums[0], codes, scales & 0xff, scales >> 8, v);
       free = now;
       now = now == shared + (kStages - 1) * kRecordBytes ? shared : now + kRecordBytes;

@@ -1,10 +1,11 @@
 #pragma once
-// What the kernels of few_experts_kernels.cuh are given: experts' weights by pointers, and which tokens go to whom.
+// What the kernels of few_experts_kernels.cuh are given: experts' weights by pointers, and which tokens go to whom. And
+// the activation between their products.
 #include <cuda_bf16.h>
 
 #include <cstdint>
 
-#include "kernels/model/gated_act.h"
+#include "kernels/model/gated_act.cuh"
 
 namespace fewbit::cuda::few_experts_step {
 
@@ -67,5 +68,24 @@ struct DownJob {
   int tokens;
   bool add;  // to out
 };
+
+// A value of clamped_swiglu() where there is a limit, else of gated_act().
+__device__ __forceinline__ float gated(float g, float u, ActKind act, const SwigluClamp& clamp) {
+  if (clamp.limit > 0) {
+    g = fminf(g, clamp.limit), u = fminf(fmaxf(u, -clamp.limit), clamp.limit);
+    return (u + clamp.shift) * g / (1.f + expf(-clamp.slope * g));
+  }
+  switch (act) {
+    case ActKind::silu:
+      return activate<ActKind::silu>(g) * u;
+    case ActKind::gelu_tanh:
+      return activate<ActKind::gelu_tanh>(g) * u;
+    case ActKind::relu:
+      return activate<ActKind::relu>(g) * u;
+    case ActKind::none:
+      break;
+  }
+  return g * u;
+}
 
 }  // namespace fewbit::cuda::few_experts_step

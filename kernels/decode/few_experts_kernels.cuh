@@ -139,24 +139,6 @@ struct Sums {
   }
 };
 
-__device__ __forceinline__ float gated(float g, float u, ActKind act, const SwigluClamp& clamp) {
-  if (clamp.limit > 0) {
-    g = fminf(g, clamp.limit), u = fminf(fmaxf(u, -clamp.limit), clamp.limit);
-    return (u + clamp.shift) * g / (1.f + expf(-clamp.slope * g));
-  }
-  switch (act) {
-    case ActKind::silu:
-      return activate<ActKind::silu>(g) * u;
-    case ActKind::gelu_tanh:
-      return activate<ActKind::gelu_tanh>(g) * u;
-    case ActKind::relu:
-      return activate<ActKind::relu>(g) * u;
-    case ActKind::none:
-      break;
-  }
-  return g * u;
-}
-
 // Grid: tiles of outputs x slots.
 template <class Form, int kRowBlocks>
 __global__ void __launch_bounds__(32 * Form::kWarps, Form::kBlocks) wide_kernel(const __grid_constant__ WideJob job) {

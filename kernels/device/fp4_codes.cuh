@@ -9,22 +9,22 @@ namespace fewbit::cuda {
 
 // 2^126 times the scale of an E8M0 code up to kMostFp4Scale (kernels/products/fp4_values.h), as two bf16.
 __device__ __forceinline__ uint32_t fp4_factor(uint32_t code) {
-  const uint32_t one = (code + 126u) << 7;  // 2^(code - 1)
-  return one | one << 16;
+  constexpr uint32_t kBoth = 0x00800080;  // of the lowest bits of two exponents
+  return code * kBoth + 126 * kBoth;      // 2^(code - 1)
 }
-
-__device__ __forceinline__ uint32_t turned_right(uint32_t word, int bits) { return __funnelshift_r(word, word, bits); }
 
 // The values of inputs 2 J and 2 J + 1 of a word, under fp4_factor(): the former in the lower half. J in 0 .. 3.
 template <int J>
 __device__ __forceinline__ uint32_t fp4_pair(uint32_t word, uint32_t factor) {
   uint32_t bits;
-  if constexpr (J < 3) {
-    constexpr int kTurn = kFp4Turn[J];
-    bits = turned_right(word, kTurn) & kFp4PairBits;
-  } else {
-    bits = (turned_right(word, kFp4LastTurn) & kFp4LastBits) | (turned_right(word, kFp4LastTopTurn) & kFp4LastTopBits);
-  }
+  if constexpr (J == 0)
+    bits = word & kFp4PairBits;
+  else if constexpr (J == 1)
+    bits = (word << kFp4FirstShift) & kFp4PairBits;
+  else if constexpr (J == 2)
+    bits = __funnelshift_l(word, word, kFp4SecondTurn) & kFp4PairBits;
+  else
+    bits = ((word << kFp4LastShift) & kFp4LastBits) | ((word >> kFp4LastShift) & kFp4LastLowBits);
   uint32_t values;  // an fma with -0 keeps the sign of zeros
   asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(values) : "r"(bits), "r"(factor), "r"(0x80008000u));
   return values;

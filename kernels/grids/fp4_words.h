@@ -3,9 +3,10 @@
 //
 // A code is sign, two bits of exponent, one of mantissa (OCP Microscaling Formats, version 1.0). Laid at bf16's sign,
 // the bottom of its exponent and the top of its mantissa those bits read as the code's value times 2^-126, subnormal
-// ones too. Inputs 2 j and 2 j + 1 are pair j, in the lower and the upper half. Pair 0 lies where bf16 has it; pairs 1
-// and 2 come there when the word is turned right by 4 and by 10 bits; what they leave free takes pair 3, which needs
-// two turns.
+// ones too. Inputs 2 j and 2 j + 1 are pair j, in the lower and the upper half. Pair 0 lies where bf16 has it; pair 1
+// comes there when the word is shifted left by 6 bits, pair 2 when it is turned left by 10. What they leave free takes
+// pair 3: its lowest bits come there when shifted right by 4, all others when shifted left by 4. A shift to the left is
+// a product, so that half of all this is work of another pipe than that of shifts and masks, which bounds the kernels.
 #include <array>
 #include <cstdint>
 
@@ -13,16 +14,16 @@ namespace fewbit {
 
 inline constexpr int kFp4WordCodes = 8;
 inline constexpr uint32_t kFp4PairBits = 0x81c081c0;  // of a pair of bf16: signs, exponents' bottoms, mantissas' tops
-inline constexpr int kFp4Turn[3] = {0, 4, 10};        // that brings pairs 0 to 2 there
-// Pair 3: the highest bits of magnitudes by one turn, all else by the other.
-inline constexpr int kFp4LastTurn = 14, kFp4LastTopTurn = 6;
-inline constexpr uint32_t kFp4LastBits = 0x80c080c0, kFp4LastTopBits = 0x01000100;
+inline constexpr int kFp4FirstShift = 6, kFp4SecondTurn = 10, kFp4LastShift = 4;
+inline constexpr uint32_t kFp4LastBits = 0x81808180, kFp4LastLowBits = 0x00400040;  // of pair 3
 
 // Where bit `bit` of the code of input `i` of a word lies.
 constexpr int fp4_place(int i, int bit) {
   constexpr int kInHalf[4] = {6, 7, 8, 15};
-  const int turn = i / 2 < 3 ? kFp4Turn[i / 2] : bit == 2 ? kFp4LastTopTurn : kFp4LastTurn;
-  return (kInHalf[bit] + i % 2 * 16 + turn) % 32;
+  const int there = kInHalf[bit] + i % 2 * 16;
+  if (i / 2 == 3) return bit == 0 ? there + kFp4LastShift : there - kFp4LastShift;
+  constexpr int kLeft[3] = {0, kFp4FirstShift, kFp4SecondTurn};
+  return (there - kLeft[i / 2] + 32) % 32;
 }
 
 // What a byte of two codes, that of the even input in its low nibble, gives to the word as its pair `pair`:

@@ -3,6 +3,7 @@
 // ascending), so nothing has to be marked as taken. Groups are ranked by a lane each. Bytes: the logits once.
 // scatter_add_rows: one block a row of x; the rows of y are distinct, so no two blocks write to one.
 #include "kernels/device/launch.cuh"
+#include "kernels/device/logit_order.cuh"
 #include "kernels/device/reduce.cuh"
 #include "kernels/device/vec.cuh"
 #include "kernels/exec/exec_cuda.h"
@@ -29,15 +30,12 @@ __device__ __forceinline__ bool before(Choice a, Choice b) {
 // The one of the lanes' choices that comes before all others, by two reductions of integers: of the logits as numbers
 // in their order, then of the experts that have the largest.
 __device__ __forceinline__ Choice warp_best(Choice c) {
-  const auto bits = __float_as_uint(c.logit + 0.f);  // -0 is 0
-  const uint32_t order = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+  const uint32_t order = ordered_bits(c.logit);
   const uint32_t best = __reduce_max_sync(0xffffffffu, order);
   const auto expert =
       static_cast<int>(__reduce_min_sync(0xffffffffu, static_cast<unsigned>(order == best ? c.expert : kNone)));
-  return {__uint_as_float(best & 0x80000000u ? best & 0x7fffffffu : ~best), expert};
+  return {logit_of_bits(best), expert};
 }
-
-__device__ __forceinline__ float rank_of(float z) { return isnan(z) ? -INFINITY : z; }
 
 struct Rule {
   bool renormalise;

@@ -10,9 +10,8 @@ namespace fewbit {
 // one multiplication. Weights reach 12 under it.
 inline constexpr int kMostFp4Scale = 128;
 struct Fp4View {
-  ConstTensorView
-      tiles{};     // [out / 16, records * kFp4RecordWords] u32, at multiples of 16 bytes; scales up to kMostFp4Scale
-  int64_t in = 0;  // a multiple of kFp4Block
+  ConstTensorView tiles{};  // [out / 16, fp4_tile_words(in)] u32, at multiples of 16 bytes; scales up to kMostFp4Scale
+  int64_t in = 0;           // a multiple of kFp4Block
   int64_t out() const { return tiles.rows() * kFp4TileOuts; }
 };
 // Tiles of codes [out, in] u8 and their scales [out, in / 32] f32, powers of two, all on the host; nothing where a
@@ -27,7 +26,7 @@ void fp4_values(Exec&, const Fp4View& q, TensorView w);
 }
 inline void fp4_values(Exec& ex, const Fp4View& q, TensorView w) {
   FEWBIT_ASSERT(w.dtype == DType::bf16 && w.rows() == q.out() && w.cols() == q.in && q.in % kFp4Block == 0);
-  FEWBIT_ASSERT(q.tiles.dtype == DType::u32 && q.tiles.cols() == fp4_records(q.in) * kFp4RecordWords);
+  FEWBIT_ASSERT(q.tiles.dtype == DType::u32 && q.tiles.cols() == fp4_tile_words(q.in));
   pick(ex, &cpu::fp4_values, FEWBIT_CUDA_OP(fp4_values))(ex, q, w);
 }
 }  // namespace fewbit

@@ -25,21 +25,21 @@ void put_block(const uint8_t* codes, uint32_t* words) {
 std::optional<Tensor> fp4_tiles(const Tensor& codes, const Tensor& scales) {
   const int64_t out = codes.rows(), in = codes.cols(), blocks = in / kFp4Block, records = fp4_records(in);
   FEWBIT_ASSERT(out % kFp4TileOuts == 0 && in % kFp4Block == 0 && scales.rows() == out && scales.cols() == blocks);
-  Tensor tiles = Tensor::host(DType::u32, {out / kFp4TileOuts, records * kFp4RecordWords});
+  Tensor tiles = Tensor::host(DType::u32, {out / kFp4TileOuts, fp4_tile_words(in)});
   auto* bytes = static_cast<uint8_t*>(tiles.view().data);
   std::atomic<bool> all{true};
   parallel_for(out, kFp4TileOuts, [&](int64_t begin, int64_t end) {
     uint32_t most = 0;
     for (int64_t o = begin; o < end; ++o) {
       for (int64_t b = 0; b < blocks; ++b) {
-        const Fp4Place place = fp4_place_of(o, b, records);
+        const Fp4Place place = fp4_place_of(o, b, in);
         put_block(codes.as<uint8_t>() + o * in + b * kFp4Block, tiles.as<uint32_t>() + place.words);
         const uint32_t scale = std::bit_cast<uint32_t>(scales.as<float>()[o * blocks + b]) >> 23;  // 2^-127 is code 0
         bytes[place.scale] = static_cast<uint8_t>(scale);
         most = std::max(most, scale);
       }
       for (int64_t b = blocks; b < records * kFp4RecordBlocks; ++b) {
-        const Fp4Place place = fp4_place_of(o, b, records);
+        const Fp4Place place = fp4_place_of(o, b, in);
         std::fill_n(tiles.as<uint32_t>() + place.words, kFp4BlockWords, 0);
         bytes[place.scale] = 0;
       }
@@ -53,12 +53,12 @@ std::optional<Tensor> fp4_tiles(const Tensor& codes, const Tensor& scales) {
 namespace cpu {
 
 void fp4_values(Exec&, const Fp4View& q, TensorView w) {
-  const int64_t in = q.in, records = fp4_records(in);
+  const int64_t in = q.in;
   const auto* bytes = static_cast<const uint8_t*>(q.tiles.data);
   parallel_for(q.out(), 16, [&](int64_t begin, int64_t end) {
     for (int64_t o = begin; o < end; ++o)
       for (int64_t b = 0; b < in / kFp4Block; ++b) {
-        const Fp4Place place = fp4_place_of(o, b, records);
+        const Fp4Place place = fp4_place_of(o, b, in);
         const uint32_t* words = q.tiles.as<uint32_t>() + place.words;
         const float scale = scale_value(bytes[place.scale], DType::f8_e8m0);
         bf16* to = w.as<bf16>() + o * in + b * kFp4Block;

@@ -61,6 +61,9 @@ struct Interpreter {
     }
     return items;
   }
+  RowNorm rows_of(const Norm& op) const {
+    return {.weight = weights.vectors.at(op.name), .eps = op.eps, .offset = weight_offset(op.kind)};
+  }
   void operator()(const Linears& op) const {
     const auto [linears, outs] = items_of(op);
     if (!op.summed) return apply_all(ex, linears, act[op.in], outs);
@@ -247,12 +250,7 @@ size_t run_normed(const Interpreter& in, std::span<const BlockOp> ops) {
     return 0;
   const auto [items, outs] = in.items_of(*linears);
   if (in.act[norm->in].rows() > kFewRows && !take_norm(items)) return 0;
-  const RowNorm rows{
-      .weight = in.weights.vectors.at(norm->name),
-      .eps = norm->eps,
-      .offset = weight_offset(norm->kind),
-  };
-  apply_all_normed(in.ex, items, in.act[norm->in], rows, in.act[norm->out], outs);
+  apply_all_normed(in.ex, items, in.act[norm->in], in.rows_of(*norm), in.act[norm->out], outs);
   return 2;
 }
 
@@ -277,17 +275,22 @@ size_t run_gated(const Interpreter& in, std::span<const BlockOp> ops) {
   return apply(in.act[item.out], false) ? 2 : 0;
 }
 
-// Experts whose sum is only added to the residual stream, of a few tokens.
+// Experts whose sum is only added to the residual stream, of a few tokens; with the norm that they read.
 size_t run_moe_and_add(const Interpreter& in, std::span<const BlockOp> ops) {
-  const Moe* moe = std::get_if<Moe>(&ops[0]);
-  const AddTo* add = std::get_if<AddTo>(&ops[1]);
-  if (!moe || !add || add->factor != 1 || add->in != moe->out || add->out == moe->in ||
-      read_later(ops.subspan(2), moe->out))
+  const Norm* norm = std::get_if<Norm>(&ops[0]);
+  const size_t first = norm ? 1 : 0;
+  const Moe* moe = ops.size() < first + 2 ? nullptr : std::get_if<Moe>(&ops[first]);
+  const AddTo* add = moe ? std::get_if<AddTo>(&ops[first + 1]) : nullptr;
+  if (!add || add->factor != 1 || add->in != moe->out || add->out == moe->in ||
+      read_later(ops.subspan(first + 2), moe->out))
     return 0;
-  return run_moe_added(in.ex, *moe, in.weights, in.act[moe->in], in.act[moe->routed()], in.act[add->out],
-                       in.layout.ranks)
-             ? 2
-             : 0;
+  const TensorView x = in.act[moe->in], sum = in.act[add->out];
+  const auto run = [&] {
+    if (!norm) return run_moe_added(in.ex, *moe, in.weights, x, in.act[moe->routed()], sum, in.layout.ranks);
+    return norm->kind != NormKind::layer && norm->in != norm->out && norm->out == moe->in && moe->in == moe->routed() &&
+           run_normed_moe_added(in.ex, in.rows_of(*norm), *moe, in.weights, in.act[norm->in], x, sum, in.layout.ranks);
+  };
+  return run() ? first + 2 : 0;
 }
 
 // The norms of an attention's heads that the ops begin with, where they are two RMS norms alike.
@@ -322,7 +325,7 @@ size_t run_rope_append(const Interpreter& in, std::span<const BlockOp> ops) {
   return first + 2;
 }
 
-// The linear whose weights latent attention takes instead of its output: nothing is to be done.
+// The linear whose weights latent attention takes instead of its output.
 size_t run_absorbed(const Interpreter& in, std::span<const BlockOp> ops) {
   const Linears* linears = std::get_if<Linears>(&ops[0]);
   return linears && absorbs_weights(in.layout) && is_absorbed(*linears, ops.subspan(1)) ? 1 : 0;

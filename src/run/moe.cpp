@@ -7,10 +7,11 @@
 #include <optional>
 #include <utility>
 
+#include "kernels/decode/routed_experts.h"
+#include "kernels/decode/router_logits.h"
 #include "kernels/model/cast.h"
 #include "kernels/model/embed.h"
 #include "kernels/model/gated_act.h"
-#include "kernels/model/route.h"
 #include "kernels/products/expert_gemms.h"
 #include "kernels/products/expert_rows.h"
 #include "kernels/products/gemm.h"
@@ -40,16 +41,19 @@ SwigluClamp clamp_of(const Moe& op) {
   return op.plain_swiglu ? SwigluClamp{op.swiglu_limit, 1.f, 0.f} : SwigluClamp{op.swiglu_limit};
 }
 
-// The router's logits of x, the experts that they choose and their weights.
-void choose_experts(Exec& ex, const Moe& op, const BlockWeights& weights, ConstTensorView x, RankSums* ranks,
-                    TensorView logits, TensorView ids, TensorView shares) {
-  if (op.router.empty()) {
-    cast(ex, x, logits);
-    return route(ex, logits, {.renormalise = false, .score = RouteScore::given}, ids, shares);
-  }
-  const ConstTensorView bias = op.router_bias ? weights.vectors.at(op.router + ".bias").view() : ConstTensorView{};
-  gemm(ex, x, weights.vectors.at(op.router), bias, logits);
+ConstTensorView router_bias_of(const Moe& op, const BlockWeights& weights) {
+  return op.router_bias ? weights.vectors.at(op.router + ".bias").view() : ConstTensorView{};
+}
+// The router's logits of x.
+void logits_of(Exec& ex, const Moe& op, const BlockWeights& weights, ConstTensorView x, RankSums* ranks,
+               TensorView logits) {
+  if (op.router.empty()) return cast(ex, x, logits);
+  gemm(ex, x, weights.vectors.at(op.router), router_bias_of(op, weights), logits);
   if (ranks) ranks->agree(ex, logits);
+}
+// How they choose the experts.
+RouteRule rule_of(const Moe& op, const BlockWeights& weights) {
+  if (op.router.empty()) return {.renormalise = false, .score = RouteScore::given};
   RouteRule rule{.renormalise = op.renormalise,
                  .score = score_of(op.score),
                  .scaling = op.scaling,
@@ -59,7 +63,7 @@ void choose_experts(Exec& ex, const Moe& op, const BlockWeights& weights, ConstT
                  .logit_scale = op.logit_scale};
   if (!op.correction.empty()) rule.bias = weights.vectors.at(op.correction);
   if (!op.expert_scale.empty()) rule.expert_scale = weights.vectors.at(op.expert_scale);
-  route(ex, logits, rule, ids, shares);
+  return rule;
 }
 
 // How a linear is multiplied for a few tokens; nothing where it is not.
@@ -125,7 +129,8 @@ Routing route_tokens(Exec& ex, const Moe& op, const BlockWeights& weights, Const
   const Tensor logits = ex.alloc(DType::f32, {tokens, op.experts});
   const Tensor ids = ex.alloc(DType::i32, {tokens, op.top_k});
   const Tensor shares = ex.alloc(DType::f32, {tokens, op.top_k});
-  choose_experts(ex, op, weights, x, ranks, logits, ids, shares);
+  logits_of(ex, op, weights, x, ranks, logits);
+  route(ex, logits, rule_of(op, weights), ids, shares);
   Routing r{.rows = ex.alloc(DType::i32, {tokens * op.top_k}),
             .weights = ex.alloc(DType::f32, {tokens * op.top_k}),
             .input_weights = {},
@@ -288,21 +293,47 @@ void add_experts(Exec& ex, const Moe& op, const BlockWeights& weights, const Rou
 }
 
 namespace {
+
+// The first `tokens` rows of the room of experts prepared for a few tokens; nothing where there are none or more
+// tokens.
+struct FewRoom {
+  const ExpertMixture& mixture;
+  TensorView logits, ids, shares;
+};
+std::optional<FewRoom> few_room(const Moe& op, const BlockWeights& weights, int64_t tokens) {
+  const auto few = weights.few_experts.find(op.expert_name);
+  if (few == weights.few_experts.end() || tokens > kFewTokens) return std::nullopt;
+  const auto rows = [&](const Tensor& of) { return of.view().row_range(0, tokens); };
+  return FewRoom{few->second.mixture, rows(few->second.logits), rows(few->second.ids), rows(few->second.shares)};
+}
+void run_few(Exec& ex, const Moe& op, const BlockWeights& weights, ConstTensorView x, const FewRoom& room,
+             TensorView out, bool add) {
+  routed_experts(ex, x, room.logits, rule_of(op, weights), room.ids, room.shares, room.mixture, out, add);
+}
 bool run_few(Exec& ex, const Moe& op, const BlockWeights& weights, ConstTensorView x, ConstTensorView routed,
              TensorView out, bool add, RankSums* ranks) {
-  const auto few = weights.few_experts.find(op.expert_name);
-  if (few == weights.few_experts.end() || x.rows() > kFewTokens) return false;
-  const auto rows = [&](const Tensor& of) { return of.view().row_range(0, x.rows()); };
-  const TensorView ids = rows(few->second.ids), shares = rows(few->second.shares);
-  choose_experts(ex, op, weights, routed, ranks, rows(few->second.logits), ids, shares);
-  few_experts(ex, x, ids, shares, few->second.mixture, out, add);
+  const std::optional<FewRoom> room = few_room(op, weights, x.rows());
+  if (!room) return false;
+  logits_of(ex, op, weights, routed, ranks, room->logits);
+  run_few(ex, op, weights, x, *room, out, add);
   return true;
 }
+
 }  // namespace
 
 bool run_moe_added(Exec& ex, const Moe& op, const BlockWeights& weights, ConstTensorView x, ConstTensorView routed,
                    TensorView sum, RankSums* ranks) {
   return run_few(ex, op, weights, x, routed, sum, true, ranks);
+}
+
+bool run_normed_moe_added(Exec& ex, const RowNorm& norm, const Moe& op, const BlockWeights& weights, ConstTensorView x,
+                          TensorView normed, TensorView sum, RankSums* ranks) {
+  const std::optional<FewRoom> room = few_room(op, weights, x.rows());
+  if (!room || op.router.empty()) return false;
+  router_logits(ex, x, norm, weights.vectors.at(op.router), router_bias_of(op, weights), normed, room->logits);
+  if (ranks) ranks->agree(ex, room->logits);
+  run_few(ex, op, weights, normed, *room, sum, true);
+  return true;
 }
 
 void run_moe(Exec& ex, const Moe& op, const BlockWeights& weights, ConstTensorView x, ConstTensorView routed,

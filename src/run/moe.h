@@ -10,6 +10,8 @@
 
 namespace fewbit {
 
+struct RowNorm;  // kernels/products/normed_gemms.h
+
 // The tokens of every expert, side by side: expert e has the entries begin[e] … begin[e + 1], tokens
 // ascending.
 struct Routing {
@@ -45,6 +47,9 @@ void run_moe(Exec&, const Moe&, const BlockWeights&, ConstTensorView x, ConstTen
 // The same sum, rounded, added to `sum`, where the experts of x are prepared for a few tokens; false: nothing was done.
 bool run_moe_added(Exec&, const Moe&, const BlockWeights&, ConstTensorView x, ConstTensorView routed, TensorView sum,
                    RankSums* ranks = nullptr);
+// The same of rms_norm(x), which the router reads too; it comes to `normed`.
+bool run_normed_moe_added(Exec&, const RowNorm&, const Moe&, const BlockWeights&, ConstTensorView x, TensorView normed,
+                          TensorView sum, RankSums* ranks = nullptr);
 bool has_moe(const ModelSpec&);
 
 // Prepares the mixtures of all blocks for a few tokens at a time; `blocks`: their weights on a GPU, by layer, which

@@ -73,7 +73,7 @@ int64_t bytes_of(const LinearForm& form, const QuantSpec& s, int64_t out, int64_
     case Kind::bytes:
       return out * in + out * 4 + (bias ? out * bytes_of(DType::bf16) : 0);
     case Kind::fp4:
-      return out / kFp4TileOuts * fp4_records(in) * kFp4RecordWords * 4 + (bias ? out * bytes_of(DType::bf16) : 0);
+      return out / kFp4TileOuts * fp4_tile_words(in) * 4 + (bias ? out * bytes_of(DType::bf16) : 0);
   }
   return 0;
 }

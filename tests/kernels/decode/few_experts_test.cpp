@@ -1,5 +1,5 @@
 // A mixture of experts on a few tokens, on both devices, against sums in double with the roundings of the contract.
-#include "kernels/decode/few_experts.h"
+#include "kernels/decode/routed_experts.h"
 
 #include <fmt/format.h>
 
@@ -330,6 +330,45 @@ TEST(FewExperts, CudaARecordingFollowsTheRouting) {
       EXPECT_EQ(first_difference(ex.to_host(out), run(ex, m, *p)), "") << kNames[static_cast<int>(kind)];
     }
   }
+}
+
+// One token chooses in the kernels of its experts: the bits of route() and few_experts().
+void routes_alike(Exec& ex, const Sizes& s, const RouteRule& rule) {
+  const TestMixture m(ex, s);
+  for (const int64_t tokens : {1, 3}) {
+    Tensor host = random_normal(DType::f32, {tokens, s.experts}, static_cast<uint64_t>(s.experts + tokens));
+    host.as<float>()[1] = host.as<float>()[s.experts - 1] = 2.5f;  // of two alike the first comes first
+    const Tensor x = ex.to_device(random_normal(DType::bf16, {tokens, s.hidden}, 8)), logits = ex.to_device(host);
+    const Tensor ids = ex.alloc(DType::i32, {tokens, s.top_k}), shares = ex.alloc(DType::f32, ids.shape());
+    const Tensor stream = random_normal(DType::bf16, x.shape(), 9);
+    for (const bool add : {false, true}) {
+      const Tensor expected = ex.to_device(stream), found = ex.to_device(stream);
+      route(ex, logits, rule, ids, shares);
+      few_experts(ex, x, ids, shares, m.mixture, expected, add);
+      routed_experts(ex, x, logits, rule, ids, shares, m.mixture, found, add);
+      EXPECT_EQ(first_difference(ex.to_host(found), ex.to_host(expected)), "")
+          << kNames[static_cast<int>(s.kind)] << ", " << s.top_k << " of " << s.experts << ", " << s.hidden << " x "
+          << s.width << ", " << tokens << " tokens" << (add ? ", added" : "");
+    }
+  }
+}
+
+FEWBIT_DEVICE_TEST(RoutedExperts, AreThoseOfTheRouting) {
+  const SwigluClamp clamp{7.f};
+  for (const RouteRule& rule :
+       {RouteRule{}, RouteRule{.renormalise = false, .scaling = 2.5f}, RouteRule{.score = RouteScore::sigmoid}}) {
+    routes_alike(ex, {.kind = Kind::mxfp4, .biases = true, .swiglu = clamp}, rule);
+    routes_alike(ex, {.kind = Kind::mxfp4, .experts = 70, .top_k = 7, .hidden = 416, .width = 352}, rule);
+    routes_alike(ex, {.kind = Kind::int4}, rule);
+  }
+  routes_alike(ex, {.kind = Kind::mxfp4, .experts = 4, .top_k = 1, .hidden = 32, .width = 96}, {});
+}
+
+// Rings that come round, and parts of k of several sizes.
+TEST(RoutedExperts, CudaOfManyRecords) {
+  FEWBIT_NEEDS_GPU();
+  Exec ex = Exec::cuda(0);
+  routes_alike(ex, {.kind = Kind::mxfp4, .experts = 3, .hidden = 1184, .width = 3744, .biases = true}, {});
 }
 
 TEST(FewExperts, CudaRefusesExpertsThatDiffer) {

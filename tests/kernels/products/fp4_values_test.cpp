@@ -39,12 +39,12 @@ TEST(Fp4Tiles, AreZerosBehindTheLastBlock) {
   std::fill_n(codes.as<uint8_t>(), codes.numel(), uint8_t{15});
   std::fill_n(scales.as<float>(), scales.numel(), 1.f);
   Exec host = Exec::cpu();
-  poisoned(host, DType::f32, {kOut / kFp4TileOuts, 2 * kFp4RecordWords});  // memory that the tiles get
+  poisoned(host, DType::f32, {kOut / kFp4TileOuts, fp4_tile_words(kIn)});  // memory that the tiles get
   const Tensor tiles = fp4_tiles(codes, scales).value();
   const auto* bytes = static_cast<const uint8_t*>(tiles.view().data);
   for (int64_t o = 0; o < kOut; ++o)
     for (int64_t b = 0; b < 8; ++b) {
-      const Fp4Place place = fp4_place_of(o, b, fp4_records(kIn));
+      const Fp4Place place = fp4_place_of(o, b, kIn);
       ASSERT_EQ(bytes[place.scale], b < 5 ? 127 : 0) << o << ", " << b;
       for (int w = 0; w < kFp4BlockWords; ++w)
         ASSERT_EQ(tiles.as<uint32_t>()[place.words + w], b < 5 ? 0xffffffffu : 0u) << o << ", " << b;
