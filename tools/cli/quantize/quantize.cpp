@@ -19,6 +19,7 @@
 #include "src/quant/plan/engines.h"
 #include "src/quant/plan/refusals.h"
 #include "src/ranks/exchange.h"
+#include "tools/cli/main.h"
 #include "tools/cli/options.h"
 #include "tools/cli/quantize/advise.h"
 #include "tools/cli/quantize/calibration.h"
@@ -309,6 +310,7 @@ void make_ready(const Checkpoint& c, const CheckpointFormat& format, QuantJob& j
   std::string none;
   if (!format.gguf && !gguf_tokenizer_files(c, &none) && !none.empty())
     add_note(job.note, "OUT gets no tokenizer files: " + none);
+  job.seconds_before = seconds_since_start();
 }
 
 void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
