@@ -77,6 +77,7 @@ void run_blocks(BlockLoop& loop, const Journal& journal, Files& files, const Che
     loop.block(layer);
     loop.behind("write", [&] { files.advance(journal.sealed_blocks()); });
     if (layer >= replayed && layer + 1 < c.spec.layers) continue;
+    if (layer + 1 == c.spec.layers && loop.is_computed()) job.ranks->unlink_devices();
     loop.settle();  // what was sealed before moves into shards, and the next block or the head is read there
     files.thread.wait();
   }
