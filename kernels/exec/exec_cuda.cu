@@ -4,6 +4,7 @@
 // and emptied by all threads, so that they run at the speed of the bus.
 #include <algorithm>
 #include <cstring>
+#include <future>
 
 #include "kernels/exec/exec_cuda.h"
 
@@ -287,6 +288,8 @@ void keep_factors(Exec& ex) noexcept { cublasSetMathMode(ex.cuda_state().blas, k
 }  // namespace cuda
 
 CudaState::CudaState(int device_index) : device(device_index) {
+  // Hundreds of megabytes are mapped and bound while the driver starts.
+  std::future<void> libraries = std::async(std::launch::async, load_cuda_libraries);
   int count = 0;
   FEWBIT_CUDA_CALL(cudaGetDeviceCount(&count));
   if (device < 0 || device >= count)
@@ -295,7 +298,6 @@ CudaState::CudaState(int device_index) : device(device_index) {
   if (props.major < 8)
     fail(ErrorKind::device, std::string(props.name) + " has compute capability " + std::to_string(props.major) + "." +
                                 std::to_string(props.minor) + "; 8.0 or newer is needed, use --device cpu");
-  load_cuda_libraries();
   FEWBIT_CUDA_CALL(cudaSetDevice(device));
   FEWBIT_CUDA_CALL(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   cudaMemPool_t pool = nullptr;
@@ -303,6 +305,7 @@ CudaState::CudaState(int device_index) : device(device_index) {
   FEWBIT_CUDA_CALL(cudaDeviceGetDefaultMemPool(&pool, device));
   FEWBIT_CUDA_CALL(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep));
   outside_pool_before = cuda::bytes_outside_pool(device);
+  libraries.get();
   memory = new cuda::DeviceMemory;
   memory->device = device;
   memory->stream = stream;

@@ -51,8 +51,9 @@ class PanelFactor {
         // Of the square's rows only what is left of the diagonal, in whole blocks of columns.
         const Rows own = mine(square);
         for (int64_t row = own.begin, to = 0; row < own.begin + own.count; row = to) {
-          to = std::min(own.begin + own.count, k + ((row - k) / kSolveCols + 1) * kSolveCols);
-          update({row, to - row}, k, std::min(end, k + ((row - k) / kSolveCols + 1) * kSolveCols));
+          const int64_t cols = k + ((row - k) / kSolveCols + 1) * kSolveCols;
+          to = std::min(own.begin + own.count, cols);
+          update({row, to - row}, k, std::min(end, cols));
         }
         update(mine(below), k, end);
         exchange(square, k, end);

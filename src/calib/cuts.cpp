@@ -1,6 +1,7 @@
 #include "src/calib/cuts.h"
 
 #include <algorithm>
+#include <bitset>
 
 #include "src/model/op_slots.h"
 
@@ -23,29 +24,42 @@ bool alive_before(const std::vector<BlockOp>& ops, size_t at, Slot s) {
 
 namespace {
 
-// Whether the slot lives in front of the op and is not kept between blocks.
-bool takes_room(const std::vector<BlockOp>& ops, size_t at, Slot s) {
-  if (s == Slot::x || at == ops.size() || !alive_before(ops, at, s)) return false;
-  return std::any_of(ops.begin(), ops.begin() + static_cast<std::ptrdiff_t>(at),
-                     [s](const BlockOp& op) { return holds(slots_written(op), s); });
+using Slots = std::bitset<kSlots>;
+Slots set_of(const std::vector<Slot>& list) {
+  Slots all;
+  for (const Slot s : list) all.set(static_cast<size_t>(s));
+  return all;
+}
+const Slots& state() {
+  static const Slots x = set_of({Slot::x});
+  return x;
+}
+
+// All that is alive besides the state, from the end backwards: a plan asks for every op of every block.
+Slots alive_slots(const std::vector<BlockOp>& ops, size_t at) {
+  const Keep* kept = ops.empty() ? nullptr : std::get_if<Keep>(&ops.back());
+  Slots alive = kept ? set_of(kept->slots) : Slots();
+  for (size_t i = ops.size(); i-- > at;) alive = (alive & ~set_of(slots_written(ops[i]))) | set_of(slots_read(ops[i]));
+  return alive & ~state();
 }
 
 }  // namespace
 
 std::optional<size_t> cheapest_cut(const std::vector<BlockOp>& ops, size_t base, size_t to) {
   for (size_t at = to; at > base; --at) {
-    bool alone = true;
-    for (int s = 0; s < kSlots; ++s) alone &= !takes_room(ops, at, static_cast<Slot>(s));
-    if (alone) return at;
+    if (at == ops.size()) return at;
+    Slots written;  // by what stands in front; what no op wrote is kept between blocks
+    for (size_t i = 0; i < at; ++i) written |= set_of(slots_written(ops[i]));
+    if ((alive_slots(ops, at) & written).none()) return at;
   }
   return std::nullopt;
 }
 
 int64_t features_alive(const ModelSpec& spec, const std::vector<BlockOp>& ops, size_t at) {
+  const Slots alive = alive_slots(ops, at);
   int64_t n = 0;
-  for (int s = 0; s < kSlots; ++s)
-    if (const Slot slot = static_cast<Slot>(s); slot != Slot::x && alive_before(ops, at, slot))
-      n += slot_features(spec, ops, slot);
+  for (size_t s = 0; s < alive.size(); ++s)
+    if (alive[s]) n += slot_features(spec, ops, static_cast<Slot>(s));
   return n;
 }
 

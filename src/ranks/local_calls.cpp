@@ -8,6 +8,7 @@
 
 #include <cerrno>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -156,8 +157,9 @@ bool arrived(Request& r, int* error) {
   return true;
 }
 
-// The rank that went has said why; the launcher ends this one meanwhile.
+// The rank that went has said why; the launcher ends this one meanwhile, which a handler must not put off.
 Status gone() {
+  std::signal(SIGTERM, SIG_DFL);
   std::this_thread::sleep_for(std::chrono::seconds(2));
   return kGone;
 }

@@ -1,6 +1,7 @@
 // quantize on several ranks: the same bytes as one process writes, whatever is shared, stopped or killed.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <fstream>
 
 #include "src/core/stopwatch.h"
@@ -137,6 +138,10 @@ TEST_F(QuantizeOnRanks, StandsForOneRunThatIsRefusedOrFinishedOnce) {
   EXPECT_EQ(again.exit_code, 2) << again.err;
   EXPECT_NE(again.err.find("quantize: rank 0 on "), std::string::npos) << again.err;
   EXPECT_NE(again.err.find("out exists"), std::string::npos) << again.err;
+  // A launcher that ends the others is obeyed at once.
+  const ProcessResult alone = run_local_ranks(2, command, 120, dir.path().string());
+  EXPECT_EQ(alone.exit_code, 2) << alone.err;
+  EXPECT_EQ(std::count(alone.err.begin(), alone.err.end(), '\n'), 1) << alone.err;
   const ProcessResult finished = on(2, command + " --resume");
   EXPECT_EQ(finished.exit_code, 0) << finished.err;
   EXPECT_NE(finished.out.find("is finished"), std::string::npos) << finished.out;

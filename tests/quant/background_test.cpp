@@ -143,8 +143,11 @@ TEST_P(Overlap, GivesTheSameBytes) {
   Exec ex = Exec::cpu();
   QuantReport reports[2];
   for (const bool beside : {false, true})
-    reports[beside] = run_pipeline(
-        ex, c, plan, windows, {.recipe = GetParam(), .out = dir / (beside ? "beside" : "alone"), .overlaps = beside});
+    reports[beside] = run_pipeline(ex, c, plan, windows,
+                                   {.recipe = GetParam(),
+                                    .out = dir / (beside ? "beside" : "alone"),
+                                    .overlaps = beside,
+                                    .seconds_before = beside ? 100. : 0.});
   const std::string file = plan.format->gguf ? "model.gguf" : "model.safetensors";
   EXPECT_EQ(bytes_of_file(dir / ("beside/" + file)), bytes_of_file(dir / ("alone/" + file)));
   ASSERT_EQ(reports[0].linears.size(), reports[1].linears.size());
@@ -154,7 +157,11 @@ TEST_P(Overlap, GivesTheSameBytes) {
   }
   EXPECT_TRUE(reports[0].hidden_seconds.empty());
   EXPECT_EQ(reports[1].hidden_seconds.count("write"), 1u);
-  EXPECT_GT(reports[1].floor_seconds, 0);
+  EXPECT_GT(reports[0].floor_seconds, 0);
+  EXPECT_EQ(reports[0].phases.count("start"), 0u);
+  EXPECT_EQ(reports[1].phases.at("start"), 100);
+  EXPECT_GT(reports[1].floor_seconds, 100) << "nothing goes on before the run is there";
+  EXPECT_GE(reports[1].seconds, reports[1].floor_seconds);
 }
 INSTANTIATE_TEST_SUITE_P(Recipes, Overlap,
                          ::testing::Values("rtn int4 g64", "gptq int4 g64 effort=quick",

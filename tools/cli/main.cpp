@@ -14,6 +14,7 @@
 
 #include "src/core/files/bus_error.h"
 #include "src/core/host_blocks.h"
+#include "src/core/stopwatch.h"
 #include "src/core/text/nearest.h"
 #include "src/text/utf8.h"
 #include "tools/cli/manual.h"
@@ -117,6 +118,11 @@ struct LastHandler {
 };
 __attribute__((init_priority(101))) const LastHandler kLastHandler;
 
+const Stopwatch& clock_of_program() {
+  static const Stopwatch clock;
+  return clock;
+}
+
 constexpr int kPipeClosed = 128 + SIGPIPE;  // as a shell has it of a program that the signal ended
 
 void prepare_signals(const char* program, bool stops) {
@@ -185,7 +191,10 @@ int run_command(const char* program, int argc, char** argv, const Launch& launch
 
 }  // namespace
 
+double seconds_since_start() { return clock_of_program().seconds(); }
+
 int run(const char* program, int argc, char** argv) {
+  clock_of_program();
   return_freed_memory();
   prepare_signals(program, programs().at(program).stops);
   const Launch launch = launch_from_environment();

@@ -5,5 +5,6 @@
 namespace fewbit::cli {
 
 int run(const char* program, int argc, char** argv);
+double seconds_since_start();  // of run()
 
 }  // namespace fewbit::cli

@@ -24,6 +24,10 @@ SourcesAhead::~SourcesAhead() {
   if (files_.valid()) files_.wait();
 }
 
+bool SourcesAhead::ready() const {
+  return !files_.valid() || files_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+}
+
 std::vector<SourceFile> SourcesAhead::take(const std::function<void(double)>& progress) {
   constexpr auto kOften = std::chrono::milliseconds(50);
   while (files_.wait_for(kOften) != std::future_status::ready)

@@ -18,6 +18,8 @@ class SourcesAhead {
   SourcesAhead(const SourcesAhead&) = delete;
   SourcesAhead& operator=(const SourcesAhead&) = delete;
 
+  bool ready() const;  // take() would not wait, or has been called
+
   // What read_sources() returns, once it is there, recorded in the same folders; the part that is done is told
   // meanwhile, to a function that may end it all by throwing. Rethrows its errors. To be called once.
   std::vector<SourceFile> take(const std::function<void(double)>& progress);

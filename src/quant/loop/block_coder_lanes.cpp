@@ -28,24 +28,28 @@ struct BlockCoder::Dealt {
   std::map<std::string, DenseLinear> made{};
   bool by_lane = false;
 
-  // The end of the lane's work.
-  void await(Phases& phases, Lanes& lanes) {
+  // The end of the lane's work: what takes a linear's place where the lane made it, and then the linear.
+  template <class Place, class Take>
+  void await(Phases& phases, Lanes& lanes, const Place& place, const Take& take) {
+    if (items.empty()) return;
     phases.timed("quantize", [&] {
       done.get();
       phases.also_held("quantize", lanes.peak_bytes());
     });
+    for (Item& item : items) {
+      if (!item.dense.empty()) {
+        item.made.weight = std::move(item.dense);
+        place(item.coded.name, std::move(item.made));
+      }
+      take(std::move(item.coded));
+    }
   }
   // The same of this rank's group of a round, which is its own then. What was only needed for the work goes.
   void await_own(Phases& phases, Lanes& lanes) {
     if (items.empty()) return;
-    await(phases, lanes);
-    for (Item& item : items) {
-      if (!item.dense.empty()) {
-        item.made.weight = std::move(item.dense);
-        made.emplace(item.coded.name, std::move(item.made));
-      }
-      own.push_back(std::move(item.coded));
-    }
+    await(
+        phases, lanes, [&](const std::string& name, DenseLinear d) { made.emplace(name, std::move(d)); },
+        [&](CodedLinear coded) { own.push_back(std::move(coded)); });
     items.clear();
     seen.clear();
     by_lane = true;
@@ -102,15 +106,9 @@ std::unique_ptr<BlockCoder::Dealt> BlockCoder::deal(const Group& group, const st
 }
 
 void BlockCoder::take(Dealt& dealt, std::map<std::string, Linear>* replaced) {
-  if (dealt.items.empty()) return;
-  dealt.await(phases_, *lanes_);
-  for (Dealt::Item& item : dealt.items) {
-    if (!item.dense.empty()) {
-      item.made.weight = std::move(item.dense);
-      replaced->emplace(item.coded.name, std::move(item.made));
-    }
-    take(std::move(item.coded), nullptr);  // what takes its place is there
-  }
+  dealt.await(
+      phases_, *lanes_, [&](const std::string& name, DenseLinear d) { replaced->emplace(name, std::move(d)); },
+      [&](CodedLinear coded) { take(std::move(coded), nullptr); });
 }
 
 void BlockCoder::quantize_beside(const std::vector<Group>& groups, std::map<std::string, Linear>* replaced) {

@@ -240,12 +240,21 @@ void BlockLoop::quantize_group(size_t op, const Linears& group) {
       &replaced_);
 }
 
+bool BlockLoop::has_ends() const {
+  return std::any_of(plan_.linears.begin(), plan_.linears.end(),
+                     [](const PlannedLinear& p) { return p.linear.layer == kOutsideBlocks && !p.keep; });
+}
+
+bool BlockLoop::is_computed() {
+  if (has_ends()) return false;
+  ex_.sync();
+  return true;
+}
+
 void BlockLoop::finish() {
-  const std::vector<NamedLinear> ends = ends_of(ckpt_.spec);
-  const bool some = std::any_of(plan_.linears.begin(), plan_.linears.end(),
-                                [](const PlannedLinear& p) { return p.linear.layer == kOutsideBlocks && !p.keep; });
   settle();
-  if (!some || journal_.sealed(ckpt_.spec.layers)) return;
+  if (!has_ends() || journal_.sealed(ckpt_.spec.layers)) return;
+  const std::vector<NamedLinear> ends = ends_of(ckpt_.spec);
   if (const NamedLinear& head = ends.back(); ends.size() > 1 && plan_.find(head.name)) {
     const Ends normed = load_final_norm(ex_, ckpt_, job_.dtype);
     const std::vector<int64_t> features(full_ ? 2 : 1, ckpt_.spec.hidden);

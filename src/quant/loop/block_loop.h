@@ -23,6 +23,8 @@ class BlockLoop {
   // Quantizes and seals the block of `layer`, or replays it where an earlier run sealed it. To be called in order, from
   // 0.
   void block(int64_t layer);
+  // After the last block: whether finish() has nothing to compute. Then the device has come to its end.
+  bool is_computed();
   // After the last block: the head and the layer behind the last, where the plan quantizes them; seals them with the
   // embedding. Behind it all is on the disk.
   void finish();
@@ -84,6 +86,7 @@ class BlockLoop {
   void sum_mixtures(size_t to);
   Tensor quantize_embedding();
   void quantize_mtp();
+  bool has_ends() const;  // linears of the plan outside its blocks
   Tensor whole_embedding();
   void start_streams(const Windows&, ConstTensorView quantized_embedding);
   void watch_kv(size_t op, const Activations&);

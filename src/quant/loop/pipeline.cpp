@@ -77,6 +77,7 @@ void run_blocks(BlockLoop& loop, const Journal& journal, Files& files, const Che
     loop.block(layer);
     loop.behind("write", [&] { files.advance(journal.sealed_blocks()); });
     if (layer >= replayed && layer + 1 < c.spec.layers) continue;
+    if (layer + 1 == c.spec.layers && loop.is_computed()) job.ranks->unlink_devices();
     loop.settle();  // what was sealed before moves into shards, and the next block or the head is read there
     files.thread.wait();
   }
@@ -122,7 +123,7 @@ Journal open_journal(const QuantJob& job, RunFolder* folder, const std::function
 }
 
 void add_loop(const Exec& ex, const BlockLoop& loop, const Background::Times& files, const Journal& journal,
-              const QuantPlan& plan, QuantReport& report) {
+              const QuantPlan& plan, double before, QuantReport& report) {
   report.experts = loop.experts();
   report.kv_scales = loop.kv_scales();
   report.phases = loop.phases().seconds();
@@ -131,9 +132,10 @@ void add_loop(const Exec& ex, const BlockLoop& loop, const Background::Times& fi
     for (const auto& [phase, seconds] : phases) sum += seconds;
     return sum;
   };
+  if (before > 0) report.phases["start"] = before;
   report.floor_seconds = total(report.phases);
   for (const Background::Times* beside : {&loop.beside(), &files}) {
-    report.floor_seconds = std::max(report.floor_seconds, beside->working);
+    report.floor_seconds = std::max(report.floor_seconds, before + beside->working);
     for (const auto& [phase, s] : beside->busy) report.phases[phase] += s;
     for (const auto& [phase, s] : beside->hidden) report.hidden_seconds[phase] += s;
     report.idle_seconds += beside->idle;
@@ -215,15 +217,15 @@ QuantReport run_pipeline(Exec& ex, const Checkpoint& c, const QuantPlan& plan, c
     if (job.check_determinism) check_determinism(ex, c, plan, windows, job, *folder);
     const auto begin = [&] { loop.emplace(ex, c, now, windows, watched_job, journal); };
     run_all_blocks(loop, begin, journal, *files, c, watched_job, now, report);
-    add_loop(ex, *loop, files->thread.times(), journal, plan, report);
+    add_loop(ex, *loop, files->thread.times(), journal, plan, job.seconds_before, report);
     loop.reset();
-    report.seconds = timer.seconds();
     status.entered("write");
     if (job.progress) job.progress("writing the checkpoint", 0);
     const Stopwatch writing;
     write_output(c, plan, journal, files->shards, report);
     report.phases["write"] += writing.seconds();
     if (job.measure) job.measure(folder->dir() / kBuilt, report);
+    report.seconds = job.seconds_before + timer.seconds();
     const Stopwatch ending;
     write_report(c, plan, job, report, folder->dir() / kBuilt);
     publish(journal, job, *folder);
@@ -233,7 +235,7 @@ QuantReport run_pipeline(Exec& ex, const Checkpoint& c, const QuantPlan& plan, c
     files.reset();
     say_what_is_kept(std::current_exception(), journal, c.spec);
   }
-  report.seconds = timer.seconds();
+  report.seconds = job.seconds_before + timer.seconds();
   return report;
 }
 

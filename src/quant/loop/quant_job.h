@@ -40,6 +40,7 @@ struct QuantJob {
   const Importance* importance = nullptr;
   int64_t shard_bytes = int64_t{5} << 30;
   const Ranks* ranks = &one_process();  // that share the run; the bytes of OUT do not depend on them
+  double seconds_before = 0;            // from the program's start to the pipeline's, which the report counts too
   // Looks at the finished checkpoint before it becomes OUT, and tells the report of it.
   std::function<void(const std::filesystem::path& built, QuantReport&)> measure{};
   std::function<bool()> stop_requested{};  // asked between blocks

@@ -135,15 +135,25 @@ int64_t quick_enough(Exec& ex, const CalibrationArgs& a, const Checkpoint& c, DT
   return 0;
 }
 
+Windows drawn_from_texts(const CalibrationArgs& a, const Checkpoint& c, std::string* note) {
+  const int64_t own = std::llround(own_share(a) * static_cast<double>(a.samples));
+  return draw_parts(Tokenizer::open(c.dir), texts_of(a, c), std::max<int64_t>(1, a.samples - own),
+                    calibration_length(a, c.spec), a.seed, note);
+}
+
 Windows drawn(Exec& ex, const CalibrationArgs& a, const Checkpoint& c, DType dtype, Progress& progress,
-              std::string* note, const KeptSample& kept) {
+              std::string* note, const KeptSample& kept, std::future<DrawnText> text) {
   const int64_t length = calibration_length(a, c.spec);
   if (const auto path = token_file(a)) return windows_of_file(*path, a, c.spec, note);
   const double own = own_share(a);
   if (own == 1) return sampled(ex, a, c, dtype, a.samples, progress, kept);
-  const int64_t asked =
-      std::max<int64_t>(1, a.samples - static_cast<int64_t>(std::llround(own * static_cast<double>(a.samples))));
-  Windows w = draw_parts(Tokenizer::open(c.dir), texts_of(a, c), asked, length, a.seed, note);
+  DrawnText from_texts;
+  if (text.valid())
+    from_texts = text.get();
+  else
+    from_texts.windows = drawn_from_texts(a, c, &from_texts.note);
+  Windows w = std::move(from_texts.windows);
+  *note += from_texts.note;
   int64_t missing = a.samples - w.count;
   if (missing > 0 && own == 0) missing = a.calib.empty() ? quick_enough(ex, a, c, dtype, missing, kept, note) : 0;
   if (missing == 0) return w;
@@ -201,11 +211,20 @@ void refuse_sampling(const CalibrationArgs& a, const Checkpoint& c, DType dtype,
   if (!why.empty()) fail(ErrorKind::memory, why);
 }
 
+std::future<DrawnText> draw_text_beside(const CalibrationArgs& a, const Checkpoint& c) {
+  if (the_ranks().rank() != 0 || token_file(a) || own_share(a) == 1) return {};
+  return std::async(std::launch::async, [&a, &c] {
+    DrawnText d;
+    d.windows = drawn_from_texts(a, c, &d.note);
+    return d;
+  });
+}
+
 Windows draw_windows(Exec& ex, const CalibrationArgs& a, const Checkpoint& c, DType dtype, Progress& progress,
-                     std::string* note, const KeptSample& kept) {
+                     std::string* note, const KeptSample& kept, std::future<DrawnText> text) {
   const Ranks& ranks = the_ranks();
   Windows w;
-  if (ranks.rank() == 0) w = drawn(ex, a, c, dtype, progress, note, kept);
+  if (ranks.rank() == 0) w = drawn(ex, a, c, dtype, progress, note, kept, std::move(text));
   w.count = value_of_root(ranks, w.count);
   w.length = value_of_root(ranks, w.length);
   w.source = text_of_root(ranks, w.source);

@@ -1,5 +1,6 @@
 #pragma once
 // The calibration text as flags: what `quantize` and `evaluate sweep` have in common.
+#include <future>
 #include <optional>
 #include <string>
 #include <vector>
@@ -26,6 +27,15 @@ int64_t calibration_samples(const CalibrationArgs& a);
 // Error{memory} where --calib self is asked for and the limits do not hold the whole model.
 void refuse_sampling(const CalibrationArgs& a, const Checkpoint& c, DType dtype, const MemoryLimits&, bool on_gpu);
 
+// What texts give of the windows, drawn by a thread of its own while a GPU is made ready: a tokenizer of 128,000 tokens
+// takes some tenths of a second to be read alone. `note` as that of draw_windows().
+struct DrawnText {
+  Windows windows{};
+  std::string note{};
+};
+// On the first rank, where there are texts to draw from; else not valid. Both arguments must stay.
+std::future<DrawnText> draw_text_beside(const CalibrationArgs& a, const Checkpoint& c);
+
 // Where ids that the model wrote are kept for --resume; nowhere without a file. With `model` they are kept for other
 // runs too, in the user's cache.
 struct KeptSample {
@@ -34,8 +44,8 @@ struct KeptSample {
   std::optional<MemoryLimits> limits{};  // where the run has some: what may be sampled without being asked for
 };
 // Tokenizes and draws, samples, or takes the windows of a file. Of several ranks the first does so, for all; `note` of
-// the first says where there is less text than asked for.
+// the first says where there is less text than asked for. `text`, where it is valid, is drawing them.
 Windows draw_windows(Exec& ex, const CalibrationArgs& a, const Checkpoint& c, DType dtype, Progress& progress,
-                     std::string* note, const KeptSample& kept = {});
+                     std::string* note, const KeptSample& kept = {}, std::future<DrawnText> text = {});
 
 }  // namespace fewbit::cli

@@ -19,6 +19,7 @@
 #include "src/quant/plan/engines.h"
 #include "src/quant/plan/refusals.h"
 #include "src/ranks/exchange.h"
+#include "tools/cli/main.h"
 #include "tools/cli/options.h"
 #include "tools/cli/quantize/advise.h"
 #include "tools/cli/quantize/calibration.h"
@@ -281,11 +282,12 @@ QuantPlan plan_for_all(const Checkpoint& c, const PlanOptions& options) {
 // What cannot be done is refused before `claim_out` claims OUT and reads the model, and what the times make of the
 // memory before anything is computed. Of a plan (`claim_out` is null) nothing is refused.
 void add_times_or_refuse(const QuantizeArgs& a, Exec& ex, const Checkpoint& c, const PlanOptions& options,
-                         const QuantJob& job, QuantPlan& plan, const std::function<void()>& claim_out) {
+                         const QuantJob& job, QuantPlan& plan, const std::function<void()>& claim_out,
+                         const SourcesAhead* ahead) {
   const auto refuse = [&] { refuse_if_any(plan, disk_of(plan, job, a.limits, c)); };
   if (claim_out) {
     refuse();
-    if (!the_ranks().alone()) warm_up_for(ex, c, options, plan);
+    if (!the_ranks().alone() || (ahead && !ahead->ready())) warm_up_for(ex, c, options, plan);
     claim_out();  // nothing is measured beside the reading of the model
   }
   if (plan.refusals.empty() && plan.memory.refusal.empty() && the_ranks().alone())
@@ -309,6 +311,7 @@ void make_ready(const Checkpoint& c, const CheckpointFormat& format, QuantJob& j
   std::string none;
   if (!format.gguf && !gguf_tokenizer_files(c, &none) && !none.empty())
     add_note(job.note, "OUT gets no tokenizer files: " + none);
+  job.seconds_before = seconds_since_start();
 }
 
 void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
@@ -335,10 +338,11 @@ void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
   refuse_sampling(a, c, job.dtype, memory_limits(a.limits, ex), plans_for_gpu(a.limits, ex));
   Windows windows;
   std::optional<RunFolder> folder;
+  std::future<DrawnText> text;
   const auto draw = [&] {
     KeptSample kept;
     if (folder) kept = {folder->dir() / kSampled, digests_of(job.sources), memory_limits(a.limits, ex)};
-    windows = draw_windows(ex, a, c, job.dtype, progress, &job.short_calibration, kept);
+    windows = draw_windows(ex, a, c, job.dtype, progress, &job.short_calibration, kept, std::move(text));
   };
   const auto own = [&] { claim(model, c, adapter, job, folder, ahead.get()); };
   if (recipe.chooses_precision()) {
@@ -350,7 +354,8 @@ void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
   const PlanOptions options = plan_options(a, c, ex, recipe, job);
   QuantPlan plan = plan_for_all(c, options);
   ImatrixFiles imatrix(a.imatrix, c, plan);
-  add_times_or_refuse(a, ex, c, options, job, plan, plan_only ? nullptr : std::function<void()>(own));
+  if (!plan_only && ex.on_cuda() && plan.calibrates() && windows.count == 0) text = draw_text_beside(a, c);
+  add_times_or_refuse(a, ex, c, options, job, plan, plan_only ? nullptr : std::function<void()>(own), ahead.get());
   if (plan_only) return print_plan(a.common, c, plan, options, disk_of(plan, job, a.limits, c), job, !ex.on_cuda());
   imatrix.give_to(job);
   if (plan.calibrates() && windows.count == 0) draw();

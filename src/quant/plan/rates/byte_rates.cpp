@@ -136,10 +136,11 @@ double sha256_seconds() {
   return t.seconds() / static_cast<double>(bytes.size());
 }
 
-double copy_seconds(Exec& ex, bool link) {
+double copy_seconds(Bench& bench, bool link) {
+  Exec& ex = bench.ex;
   const Tensor from = link ? ex.alloc_pinned(DType::u8, {kInMemory}) : ex.alloc_zeros(DType::u8, {kInMemory});
   const Tensor to = ex.alloc_zeros(DType::u8, {kInMemory});
-  return seconds_of(ex, [&] { ex.copy(from, to); }) / static_cast<double>(kInMemory);
+  return bench.seconds_of([&] { ex.copy(from, to); }) / static_cast<double>(kInMemory);
 }
 
 fs::path folder_of(const fs::path& out) {
@@ -150,7 +151,7 @@ fs::path folder_of(const fs::path& out) {
 
 }  // namespace
 
-double pack_seconds(Exec& ex, const PlannedLinear& p) {
+double pack_seconds(Bench& bench, const PlannedLinear& p) {
   if (!p.packing) return 0;
   const QuantSpec& spec = p.recipe.spec;
   const int64_t out = p.linear.out, in = p.linear.in;
@@ -173,14 +174,14 @@ double pack_seconds(Exec& ex, const PlannedLinear& p) {
     (void)hash.get();
   };
   std::vector<double> times(3);  // threads that wake up late make one of them long
-  for (double& t : times) t = seconds_of(ex, pack);
+  for (double& t : times) t = bench.seconds_of(pack);
   return median_of(std::move(times)) / static_cast<double>(out * in);
 }
 
-double convert_seconds(Exec& ex) {
+double convert_seconds(Bench& bench) {
   constexpr int64_t kWeights = int64_t{2} << 20;
   const Tensor stored = Tensor::host_zeros(DType::bf16, {kWeights});
-  return seconds_of(ex, [&] { (void)upload_as(ex, stored, DType::f32); }) / static_cast<double>(kWeights);
+  return bench.seconds_of([&] { (void)upload_as(bench.ex, stored, DType::f32); }) / static_cast<double>(kWeights);
 }
 
 ByteRates measure_files(const Checkpoint& c, const QuantPlan& plan, const RateOptions& o) {
@@ -198,9 +199,9 @@ ByteRates measure_files(const Checkpoint& c, const QuantPlan& plan, const RateOp
   return r;
 }
 
-void measure_copies(Exec& ex, ByteRates& r) {
-  r.device = copy_seconds(ex, false);
-  r.link = ex.on_cuda() ? copy_seconds(ex, true) : 0;
+void measure_copies(Bench& bench, ByteRates& r) {
+  r.device = copy_seconds(bench, false);
+  r.link = bench.ex.on_cuda() ? copy_seconds(bench, true) : 0;
 }
 
 }  // namespace fewbit

@@ -28,18 +28,19 @@ double seen(double tokens, int64_t window) {
 
 class Probe {
  public:
-  Probe(Exec& ex, const Checkpoint& c, int kind, const RateOptions& o)
-      : ex_(ex),
+  Probe(Bench& bench, const Checkpoint& c, int kind, const RateOptions& o)
+      : bench_(bench),
+        ex_(bench.ex),
         spec_(c.spec),
         ops_(c.spec.kinds[static_cast<size_t>(kind)]),
         options_(o),
-        weights_(load_vectors(ex, c, layer_of(kind), o.dtype)),
-        ropes_(ex, c.spec, o.chunks.length) {
+        weights_(load_vectors(ex_, c, layer_of(kind), o.dtype)),
+        ropes_(ex_, c.spec, o.chunks.length) {
     Tensor host = Tensor::host(DType::i32, {kWindow});
     for (int64_t t = 0; t < kWindow; ++t) host.as<int32_t>()[t] = static_cast<int32_t>(t % o.chunks.length);
-    positions_ = ex.to_device(host);
+    positions_ = ex_.to_device(host);
     std::fill_n(host.as<int32_t>(), kWindow, 0);
-    ids_ = ex.to_device(host);
+    ids_ = ex_.to_device(host);
   }
 
   double token_seconds(const BlockOp& op) {
@@ -62,8 +63,8 @@ class Probe {
   // Of a linear: seconds for a token.
   double product(int64_t rows, int64_t out, int64_t in) {
     const auto run = [&](int64_t n, int64_t some) {
-      const Tensor x = some_values(ex_, options_.dtype, n, in, 1), w = some_values(ex_, options_.dtype, some, in, 2);
-      const double s = seconds_of(ex_, [&] { gemm(ex_, x, w, {}, ex_.alloc(options_.dtype, {n, some})); });
+      const Tensor x = bench_.values(options_.dtype, n, in, 1), w = bench_.values(options_.dtype, some, in, 2);
+      const double s = bench_.seconds_of([&] { gemm(ex_, x, w, {}, ex_.alloc(options_.dtype, {n, some})); });
       return std::pair(s, s / static_cast<double>(n * some) * static_cast<double>(out));
     };
     if (ex_.on_cuda()) return run(rows, out).second;  // soon over as it is, and made some times
@@ -72,7 +73,7 @@ class Probe {
     const auto fit = static_cast<int64_t>(kFlop / 2 / static_cast<double>(n * in)) / 64 * 64;
     int64_t some = std::min(out, std::max<int64_t>(64, fit));
     auto [taken, token] = run(n, some);
-    while (taken < kTooShort && (n < rows || some < out)) {
+    while (bench_.timed && taken < kTooShort && (n < rows || some < out)) {
       n = some < out ? n : std::min(rows, 4 * n);
       some = std::min(out, 4 * some);
       std::tie(taken, token) = run(n, some);
@@ -96,13 +97,13 @@ class Probe {
   // Of a linear of a mixture's experts, some of which make theirs in one launch: seconds for a token that comes to it.
   double together_product(const Moe& m, int64_t each, int64_t out, int64_t in) {
     const int64_t experts = std::min<int64_t>(m.experts, kExperts);
-    const Tensor x = some_values(ex_, options_.dtype, experts * each, in, 1);
-    const Tensor w = some_values(ex_, options_.dtype, experts * out, in, 2);
+    const Tensor x = bench_.values(options_.dtype, experts * each, in, 1);
+    const Tensor w = bench_.values(options_.dtype, experts * out, in, 2);
     std::vector<ExpertProduct> products;
     for (int64_t e = 0; e < experts; ++e)
       products.push_back({.w = w.view().row_range(e * out, (e + 1) * out), .begin = e * each, .end = (e + 1) * each});
     const Tensor y = ex_.alloc(options_.dtype, {experts * each, out});
-    return seconds_of(ex_, [&] { expert_gemms(ex_, x, products, y); }) / static_cast<double>(experts * each);
+    return bench_.seconds_of([&] { expert_gemms(ex_, x, products, y); }) / static_cast<double>(experts * each);
   }
 
   double attention(const Attention& op) {
@@ -114,12 +115,12 @@ class Probe {
     one.heads = op.heads / op.kv_heads * one.kv_heads;
     one.sinks.clear();
     const int64_t n = std::min(options_.chunks.length, kWindow);
-    const Tensor q = some_values(ex_, options_.dtype, n, one.heads * op.head_dim, 3);
-    const Tensor k = some_values(ex_, options_.dtype, n, one.kv_heads * op.head_dim, 4);
+    const Tensor q = bench_.values(options_.dtype, n, one.heads * op.head_dim, 3);
+    const Tensor k = bench_.values(options_.dtype, n, one.kv_heads * op.head_dim, 4);
     Activations act;
     act[op.q] = q;
     act[op.k] = act[op.v] = k;
-    const double s = seconds_of(ex_, [&] {
+    const double s = bench_.seconds_of([&] {
       const Tensor out = ex_.alloc(options_.dtype, q.shape());
       act[op.out] = out;
       run_op(ex_, one, weights_, ropes_, layout(n), act);
@@ -136,14 +137,14 @@ class Probe {
     one.heads = std::min(op.heads, ex_.on_cuda() ? kHeads : thread_count());
     one.chosen = false;
     const int64_t n = std::min(options_.chunks.length, kWindow);
-    const auto values = [&](int64_t features) { return some_values(ex_, options_.dtype, n, features, 6); };
+    const auto values = [&](int64_t features) { return bench_.values(options_.dtype, n, features, 6); };
     const int64_t heads = one.heads;
     const Tensor nope = values(heads * op.nope), rope = values(heads * op.rope), key = values(op.rope),
                  kv = values(heads * (op.nope + op.value)), latent = values(op.rank), out = values(heads * op.value);
     Activations act;
     act[op.q_nope] = nope, act[op.q_rope] = rope, act[op.k_rope] = key;
     act[op.kv] = kv, act[op.latent] = latent, act[op.out] = out;
-    const double s = seconds_of(ex_, [&] { run_op(ex_, one, weights_, ropes_, layout(n), act); });
+    const double s = bench_.seconds_of([&] { run_op(ex_, one, weights_, ropes_, layout(n), act); });
     const double length = static_cast<double>(options_.chunks.length), part = static_cast<double>(n);
     return s / part * (seen(length, 0) / length / (seen(part, 0) / part)) * op.heads / one.heads;
   }
@@ -159,9 +160,9 @@ class Probe {
     const auto width = [&](Slot s) { return slot_features(spec_, ops_, s); };
     for (const std::vector<Slot>* slots : {&read, &written})
       for (const Slot s : *slots)
-        if (!act[s].data) act[s] = memory.emplace_back(some_values(ex_, options_.dtype, n, width(s), 5));
+        if (!act[s].data) act[s] = memory.emplace_back(bench_.values(options_.dtype, n, width(s), 5));
     const bool in_place = std::holds_alternative<GatedAct>(op);
-    const double s = seconds_of(ex_, [&] {
+    const double s = bench_.seconds_of([&] {
       std::vector<Tensor> fresh;
       for (const Slot w : written)
         if (!in_place && w != Slot::x && std::find(read.begin(), read.end(), w) == read.end())
@@ -175,6 +176,7 @@ class Probe {
     return {.seqs = 1, .positions = positions_.view().row_range(0, n), .ids = ids_.view().row_range(0, n)};
   }
 
+  Bench& bench_;
   Exec& ex_;
   const ModelSpec& spec_;
   const std::vector<BlockOp>& ops_;
@@ -186,8 +188,8 @@ class Probe {
 
 }  // namespace
 
-std::vector<double> op_seconds(Exec& ex, const Checkpoint& c, int kind, const RateOptions& o) {
-  Probe probe(ex, c, kind, o);
+std::vector<double> op_seconds(Bench& bench, const Checkpoint& c, int kind, const RateOptions& o) {
+  Probe probe(bench, c, kind, o);
   std::vector<double> all;
   for (const BlockOp& op : c.spec.kinds[static_cast<size_t>(kind)]) all.push_back(probe.token_seconds(op));
   return all;

@@ -33,8 +33,8 @@ constexpr int64_t kMostRows = 16384;
 // Of a linear that is coded once for its kernels' sake: those of products over rows do not depend on their number.
 constexpr int64_t kWarmRows = 1024;
 
-// Few of the rows of `some_values` are their own, so that wide sums of them are singular, where those of a calibration
-// are not: a method would damp and factor them again and again. The mean of the diagonal on top of it ends that.
+// Sums over fewer rows than they are wide are singular, where those of a calibration are not: a method would damp and
+// factor them again and again. The mean of the diagonal on top of it ends that.
 void lift(Exec& ex, const Tensor& gram) {
   const Tensor d = ex.alloc(DType::f32, {gram.cols()});
   diagonal(ex, gram, d);
@@ -48,11 +48,12 @@ void lift(Exec& ex, const Tensor& gram) {
 struct Coded {
   double coding = 0, measuring = 0;
 };
-Coded code_once(Exec& ex, PlannedLinear p, int64_t out, int64_t in, const InputStats* stats, bool codes_stay) {
+Coded code_once(Bench& bench, PlannedLinear p, int64_t out, int64_t in, const InputStats* stats, bool codes_stay) {
+  Exec& ex = bench.ex;
   p.linear.out = out;
   p.linear.in = in;
   if (p.recipe.spec.out_group > out) p.recipe.spec.out_group = out;
-  const Tensor w = some_values(ex, DType::f32, out, in, 7);
+  const Tensor w = bench.values(DType::f32, out, in, 7);
   const auto timed = [&](auto&& work) {
     ex.sync();
     const Stopwatch t;
@@ -81,9 +82,10 @@ Coded code_once(Exec& ex, PlannedLinear p, int64_t out, int64_t in, const InputS
 }
 
 // The mean of some where one is over soon. Not the least: a run that is long has its share of what else the machine
-// does.
+// does. A GPU's clock is steadier.
 template <class F>
-Coded usual(const F& code) {
+Coded usual(const Exec& ex, const F& code) {
+  const double enough = (ex.on_cuda() ? 1 : 4) * kShortest;
   Coded sum;
   int times = 0;
   do {
@@ -91,13 +93,14 @@ Coded usual(const F& code) {
     sum.coding += c.coding;
     sum.measuring += c.measuring;
     ++times;
-  } while (times < 3 && sum.coding + sum.measuring < 4 * kShortest);
+  } while (times < 3 && sum.coding + sum.measuring < enough);
   return {sum.coding / times, sum.measuring / times};
 }
 
 // The rates of a recipe's linears, from a few rows and more of them at each width.
-LinearRates linear_rates(Exec& ex, const PlannedLinear& p, const std::vector<int64_t>& widths, int64_t largest,
+LinearRates linear_rates(Bench& bench, const PlannedLinear& p, const std::vector<int64_t>& widths, int64_t largest,
                          bool crossed, bool codes_stay, const RateOptions& o, double seconds) {
+  const Exec& ex = bench.ex;
   const bool sums = o.chunks.windows > 0 && has(p.recipe.needs(), Needs::gram);
   const int64_t few = int64_t{16} * thread_count();
   Points row, system, factor, measuring;
@@ -109,24 +112,26 @@ LinearRates linear_rates(Exec& ex, const PlannedLinear& p, const std::vector<int
   at_widths(whole, seconds, sums && !ex.on_cuda() ? 1.5 : 1, [&](int64_t n) {
     if (p.recipe.spec.group > 0 && n % p.recipe.spec.group != 0 && n % kNarrowest == 0) return;
     std::optional<Sums> s;
-    if (sums) s = sums_of(ex, n, crossed, o.dtype);
+    if (sums) s = sums_of(bench, n, crossed, o.dtype);
     const InputStats* stats = s ? &s->stats : nullptr;
-    const auto once = [&](int64_t out) { return code_once(ex, p, out, n, stats, codes_stay); };
+    const auto once = [&](int64_t out) { return code_once(bench, p, out, n, stats, codes_stay); };
     const auto of = [&](int64_t out) {
       if (ex.on_cuda()) (void)once(out);  // the first of a shape, by which a GPU loads kernels and takes memory
-      return usual([&] { return once(out); });
+      return usual(ex, [&] { return once(out); });
     };
     if (ex.on_cuda()) (void)once(few);
-    const Coded first = usual([&] {
+    const Coded first = usual(ex, [&] {
       if (s) s->stats.factor = {}, s->stats.shift = {};
       return once(few);
     });
-    const Coded less = usual([&] { return once(few); });
-    Coded more = of(4 * few);
+    const Coded less = usual(ex, [&] { return once(few); });
     int64_t many = 4 * few;
-    while (more.coding - less.coding < kRowsShortest && many < kMostRows && 4 * many * n <= largest &&
-           4 * more.coding < seconds / 4)
-      more = of(many *= 4);
+    const auto fit = [&] { return many < kMostRows && 4 * many * n <= largest; };
+    // What a GPU takes for a few rows is no measure of many: it is asked for them at once.
+    if (ex.on_cuda() && 4 * less.coding < seconds / 4)
+      while (fit()) many *= 4;
+    Coded more = of(many);
+    while (more.coding - less.coding < kRowsShortest && fit() && 4 * more.coding < seconds / 4) more = of(many *= 4);
     const double rows = static_cast<double>(many - few);
     const double each = std::max(0.0, more.coding - less.coding) / rows;
     row.emplace_back(n, each);
@@ -163,18 +168,19 @@ int64_t largest_linear(const QuantPlan& plan) {
 
 }  // namespace
 
-Sums sums_of(Exec& ex, int64_t n, bool crossed, DType dtype) {
+Sums sums_of(Bench& bench, int64_t n, bool crossed, DType dtype) {
+  Exec& ex = bench.ex;
   const int64_t tokens = tokens_of(ex);
-  const Tensor x = some_values(ex, dtype, tokens, n, 6);
+  const Tensor x = bench.values(dtype, tokens, n, 6);
   const GramLanes lanes(ex, true);
   Sums s;
   s.stats.tokens = tokens;
   s.stats.gram = ex.alloc_zeros(DType::f32, {n, n});
   const auto seconds = [&](ConstTensorView full) {
-    return seconds_of(ex, [&] { lanes.add(x, full, s.stats.gram, s.stats.cross, {}, {}); }) /
+    return bench.seconds_of([&] { lanes.add(x, full, s.stats.gram, s.stats.cross, {}, {}); }) /
            static_cast<double>(tokens);
   };
-  s.gram = seconds({});
+  if (bench.timed || !crossed) s.gram = seconds({});
   if (crossed) {
     s.stats.cross = ex.alloc_zeros(DType::f32, {n, n});
     s.cross = std::max(0.0, seconds(x) - s.gram);
@@ -188,23 +194,24 @@ Sums sums_of(Exec& ex, int64_t n, bool crossed, DType dtype) {
   return s;
 }
 
-void measure_linears(Exec& ex, const QuantPlan& plan, const std::vector<int64_t>& widths, bool crossed,
+void measure_linears(Bench& bench, const QuantPlan& plan, const std::vector<int64_t>& widths, bool crossed,
                      const RateOptions& o, Rates& r) {
   const int64_t largest = largest_linear(plan);
   const std::map<std::string, OfOneKey> keys = by_key(plan);
   for (const auto& [key, of] : keys) {
     const double share = o.budget / 2 / static_cast<double>(keys.size());
-    r.linears[key] = linear_rates(ex, *of.smallest, widths, largest, crossed, plan.memory.beside > 0, o, share);
-    r.linears[key].pack = pack_seconds(ex, *of.smallest);
+    r.linears[key] = linear_rates(bench, *of.smallest, widths, largest, crossed, plan.memory.beside > 0, o, share);
+    r.linears[key].pack = pack_seconds(bench, *of.smallest);
   }
 }
 
 void warm_up(Exec& ex, const Checkpoint& c, const QuantPlan& plan, const RateOptions& o) {
   const InlineParallel alone;
   const Stopwatch timer;
+  Bench bench(ex, false);
   const bool calibrates = o.chunks.windows > 0, crossed = has(plan.needs, Needs::cross);
   for (size_t kind = 0; calibrates && kind < c.spec.kinds.size(); ++kind)
-    (void)op_seconds(ex, c, static_cast<int>(kind), o);
+    (void)op_seconds(bench, c, static_cast<int>(kind), o);
   std::map<int64_t, std::vector<const PlannedLinear*>> of_width;
   for (const auto& [key, of] : by_key(plan))
     for (const int64_t in : of.widths) of_width[in].push_back(of.smallest);
@@ -214,8 +221,8 @@ void warm_up(Exec& ex, const Checkpoint& c, const QuantPlan& plan, const RateOpt
     for (const PlannedLinear* p : linears) {
       if (timer.seconds() > o.budget) break;  // of many recipes, what is left is loaded when it is met
       const bool sees = calibrates && has(p->recipe.needs(), Needs::gram);
-      if (sees && !sums) sums = sums_of(ex, in, crossed, o.dtype);
-      (void)code_once(ex, *p, std::min(kWarmRows, largest / in), in, sees ? &sums->stats : nullptr,
+      if (sees && !sums) sums = sums_of(bench, in, crossed, o.dtype);
+      (void)code_once(bench, *p, std::min(kWarmRows, largest / in), in, sees ? &sums->stats : nullptr,
                       plan.memory.beside > 0);
     }
   }

@@ -9,7 +9,6 @@
 #include "kernels/exec/rough_products.h"
 #include "kernels/statistics/column_stats.h"
 #include "src/core/host_blocks.h"
-#include "src/core/parallel.h"
 #include "src/core/rng.h"
 #include "src/quant/plan/rates/rate_probe.h"
 #include "src/run/upload_as.h"
@@ -19,6 +18,9 @@ namespace {
 
 // A GPU's clock is steadier.
 double shortest(const Exec& ex) { return ex.on_cuda() ? kShortest / 2 : kShortest; }
+// Numbers that probes are made of. A prime, so that rows of any width begin at places of their own: sums over rows
+// that are copies of each other would be singular.
+constexpr int64_t kNumbers = 1'048'573;
 constexpr int kConsumers = 3;              // linears behind an absorber, as q, k and v
 constexpr int64_t kTransformRows = 128;    // of each: as many as searches judge
 constexpr int64_t kTransformTokens = 512;  // of its statistics; its sample has four times as many
@@ -37,7 +39,9 @@ std::vector<int64_t> widths_of(const QuantPlan& plan, bool on_gpu) {
 }
 
 // A norm with linears behind it, rewritten by the transform: seconds for one of the linears.
-double transform_seconds(Exec& ex, const Transform& t, const QuantPlan& plan, const PlannedLinear& like, int64_t n) {
+double transform_seconds(Bench& bench, const Transform& t, const QuantPlan& plan, const PlannedLinear& like,
+                         int64_t n) {
+  Exec& ex = bench.ex;
   std::vector<BlockOp> ops = {Norm{Slot::x, Slot::h, NormKind::rms, "norm", n, 1e-6f}, Linears{Slot::h, {}}};
   TransformJob job{.ops = &ops, .migration = plan.migration};
   BlockF32 block;
@@ -46,17 +50,16 @@ double transform_seconds(Exec& ex, const Transform& t, const QuantPlan& plan, co
     const std::string name = std::string("linear") += static_cast<char>('0' + i);
     std::get<Linears>(ops[1]).items.push_back({name, kOut[i], kTransformRows, n});
     job.targets[name] = {like.recipe.spec, like.recipe.effort, like.recipe.method};
-    block.weights[name + ".weight"] =
-        some_values(ex, DType::f32, kTransformRows, n, uint64_t{8} + static_cast<uint64_t>(i));
+    block.weights[name + ".weight"] = bench.values(DType::f32, kTransformRows, n, 8 + i);
   }
   block.vectors["norm.weight"].value.assign(static_cast<size_t>(n), 1.f);
   job.absorbers = usable_absorbers(ops, job.targets);
   if (job.absorbers.empty()) return 0;
   ActivationStats& s = job.stats[job.absorbers[0].name];
-  s.input = sums_of(ex, n, false, DType::f32).stats;
+  s.input = sums_of(bench, n, false, DType::f32).stats;
   s.absmax = ex.alloc_zeros(DType::f32, {n});
   s.abssum = ex.alloc_zeros(DType::f64, {n});
-  s.sample = some_values(ex, DType::f32, 4 * kTransformTokens, n, 6);
+  s.sample = bench.values(DType::f32, 4 * kTransformTokens, n, 6);
   column_stats(ex, s.sample.view().row_range(0, kTransformTokens), {}, s.absmax, s.abssum);
   if (ex.on_cuda()) t.apply(ex, job, block);  // loads its kernels
   ex.sync();
@@ -66,10 +69,10 @@ double transform_seconds(Exec& ex, const Transform& t, const QuantPlan& plan, co
   return timer.seconds() / kConsumers;
 }
 
-void measure_sums(Exec& ex, const std::vector<int64_t>& widths, bool crossed, const RateOptions& o, Rates& r) {
+void measure_sums(Bench& bench, const std::vector<int64_t>& widths, bool crossed, const RateOptions& o, Rates& r) {
   Points gram, cross;
   at_widths(widths, o.budget / 6, 2, [&](int64_t n) {
-    const Sums s = sums_of(ex, n, crossed, o.dtype);
+    const Sums s = sums_of(bench, n, crossed, o.dtype);
     gram.emplace_back(n, s.gram);
     cross.emplace_back(n, s.cross);
   });
@@ -77,7 +80,7 @@ void measure_sums(Exec& ex, const std::vector<int64_t>& widths, bool crossed, co
   r.cross = law_of(1, cross);
 }
 
-void measure_transforms(Exec& ex, const QuantPlan& plan, const std::vector<int64_t>& widths, const RateOptions& o,
+void measure_transforms(Bench& bench, const QuantPlan& plan, const std::vector<int64_t>& widths, const RateOptions& o,
                         Rates& r) {
   const auto like = std::find_if(plan.linears.begin(), plan.linears.end(),
                                  [](const PlannedLinear& p) { return !p.keep && !p.lossless && p.recipe.method; });
@@ -85,7 +88,7 @@ void measure_transforms(Exec& ex, const QuantPlan& plan, const std::vector<int64
   for (const Transform* t : plan.transforms) {
     Points points;
     at_widths(widths, o.budget / 2, 2,
-              [&](int64_t n) { points.emplace_back(n, transform_seconds(ex, *t, plan, *like, n)); });
+              [&](int64_t n) { points.emplace_back(n, transform_seconds(bench, *t, plan, *like, n)); });
     r.transforms[std::string(t->name)] = law_of(1, points);
   }
 }
@@ -123,11 +126,12 @@ double median_of(std::vector<double> values) {
   return *middle;
 }
 
-double seconds_of(Exec& ex, const std::function<void()>& work) {
+double Bench::seconds_of(const std::function<void()>& work) {
   // The first call says how often, and does not count: a mean that ends with a call that was held up is too long.
   ex.sync();
   const Stopwatch once;
   work();
+  if (!timed) return 0;
   ex.sync();
   const double first = once.seconds();
   // A GPU is waited for once: in the run nothing waits between ops either.
@@ -139,27 +143,32 @@ double seconds_of(Exec& ex, const std::function<void()>& work) {
   return t.seconds() / times;
 }
 
-Tensor some_values(Exec& ex, DType dtype, int64_t rows, int64_t cols, uint64_t seed) {
-  constexpr int64_t kMost = int64_t{1} << 20;  // made anew; rows behind them are copies
-  const int64_t fresh = std::min(rows, std::max<int64_t>(1, kMost / cols));
-  const Tensor host = Tensor::host(DType::f32, {fresh, cols});
-  parallel_for(fresh, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r) {
-      float before = 0;
-      uint64_t state = mix64(seed * 0x10001u + static_cast<uint64_t>(r));
-      for (int64_t c = 0; c < cols; ++c) {
-        state = state * 6364136223846793005ull + 1442695040888963407ull;
-        const float value = static_cast<float>(state >> 40) * 0x1p-24f - 0.5f;
-        before = 0.5f * before + 0.5f * value;
-        host.as<float>()[r * cols + c] = before;
-      }
-    }
-  });
-  const Tensor some = upload_as(ex, host, dtype);
+// [kNumbers] of them.
+const Tensor& Bench::numbers(DType dtype) {
+  const auto [at, fresh] = numbers_.try_emplace(dtype);
+  if (!fresh) return at->second;
+  const Tensor host = Tensor::host(DType::f32, {kNumbers});
+  float before = 0;
+  uint64_t state = mix64(1);
+  for (int64_t i = 0; i < kNumbers; ++i) {
+    state = state * 6364136223846793005ull + 1442695040888963407ull;
+    before = 0.5f * before + 0.5f * (static_cast<float>(state >> 40) * 0x1p-24f - 0.5f);
+    host.as<float>()[i] = before;
+  }
+  return at->second = upload_as(ex, host, dtype);
+}
+
+Tensor Bench::values(DType dtype, int64_t rows, int64_t cols, int64_t seed) {
+  constexpr int64_t kApart = 104729;  // between the places of two seeds
+  const ConstTensorView from = numbers(dtype);
   Tensor all = ex.alloc(dtype, {rows, cols});
-  for (int64_t r = 0; r < rows; r += fresh) {
-    const int64_t n = std::min(fresh, rows - r);
-    ex.copy(some.view().row_range(0, n), all.view().row_range(r, r + n));
+  const TensorView to = all.view().reshaped({rows * cols});
+  int64_t begin = seed * kApart % kNumbers;
+  for (int64_t done = 0; done < rows * cols;) {
+    const int64_t n = std::min(kNumbers - begin, rows * cols - done);
+    ex.copy(from.row_range(begin, begin + n), to.row_range(done, done + n));
+    done += n;
+    begin = 0;
   }
   return all;
 }
@@ -177,6 +186,7 @@ void at_widths(const std::vector<int64_t>& widths, double seconds, double power,
 
 Rates measure_rates(Exec& ex, const Checkpoint& c, const QuantPlan& plan, const RateOptions& o) {
   const Stopwatch timer;
+  Bench bench(ex, true);
   Rates r;
   const bool crossed = has(plan.needs, Needs::cross);
   const std::vector<int64_t> widths = widths_of(plan, ex.on_cuda());
@@ -187,7 +197,7 @@ Rates measure_rates(Exec& ex, const Checkpoint& c, const QuantPlan& plan, const 
     const auto ops = [&](const RateOptions& options) {
       std::vector<std::vector<double>> all;
       for (size_t kind = 0; kind < c.spec.kinds.size(); ++kind)
-        all.push_back(op_seconds(ex, c, static_cast<int>(kind), options));
+        all.push_back(op_seconds(bench, c, static_cast<int>(kind), options));
       return all;
     };
     r.op = ops(o);
@@ -197,13 +207,13 @@ Rates measure_rates(Exec& ex, const Checkpoint& c, const QuantPlan& plan, const 
       const RoughProducts rough(ex);
       r.op_f32 = ops(wide);
     }
-    measure_sums(ex, widths, crossed, o, r);
+    measure_sums(bench, widths, crossed, o, r);
   }
-  measure_linears(ex, plan, widths, crossed, o, r);
-  measure_transforms(ex, plan, widths, o, r);
-  r.convert = convert_seconds(ex);
+  measure_linears(bench, plan, widths, crossed, o, r);
+  measure_transforms(bench, plan, widths, o, r);
+  r.convert = convert_seconds(bench);
   r.bytes = files.get();
-  measure_copies(ex, r.bytes);
+  measure_copies(bench, r.bytes);
   drop_kept_blocks();  // what was measured on must not stand beside the run's own memory
   r.seconds = timer.seconds();
   return r;

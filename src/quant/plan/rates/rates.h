@@ -78,6 +78,7 @@ void warm_up(Exec& ex, const Checkpoint&, const QuantPlan&, const RateOptions&);
 
 // The part of files and of one processor; the memory's and the link's.
 ByteRates measure_files(const Checkpoint&, const QuantPlan&, const RateOptions&);
-void measure_copies(Exec& ex, ByteRates&);
+class Bench;  // rate_probe.h
+void measure_copies(Bench&, ByteRates&);
 
 }  // namespace fewbit
