@@ -32,10 +32,10 @@ __device__ __forceinline__ void place_queries(const Block<S>& block, const KeyRa
   }
 }
 
-// The warp's tiles through its ring.
-template <class S>
+// The warp's tiles through its ring; complete(tile, rows, of_values) is told when a tile's keys, or values, have come.
+template <class S, class F>
 __device__ __forceinline__ void attend(KeyRing<S>& ring, typename S::Warp& w, const int (&positions)[S::kRowGroups][2],
-                                       float score_scale) {
+                                       float score_scale, F&& complete) {
   const auto& a = ring.block.a;
   int stage = 0;
   for (int tile = ring.first; tile < ring.end; tile += S::kWarps) {
@@ -46,6 +46,7 @@ __device__ __forceinline__ void attend(KeyRing<S>& ring, typename S::Warp& w, co
     typename S::Warp::Scores s;
     cp_async_wait<2 * S::kStages - 1>();
     __syncwarp();
+    complete(tile, ring.keys_at(stage), false);
     w.scores(s, ring.keys_at(stage), key_scales);
     w.finish_scores(s, key_scales, score_scale, a.softcap, masked, first_key, positions, a.window);
     __syncwarp();  // all lanes have read these keys before they are replaced
@@ -53,6 +54,7 @@ __device__ __forceinline__ void attend(KeyRing<S>& ring, typename S::Warp& w, co
     w.softmax(s);
     cp_async_wait<2 * S::kStages - 1>();
     __syncwarp();
+    complete(tile, ring.values_at(stage), true);
     w.add_values(s, key_scales + S::kTileScales, ring.values_at(stage));
     __syncwarp();
     ring.load_values(next, stage);
@@ -155,7 +157,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   if (!job.behind_append) scales = block.read_scales();
   w.finish_queries(scales.score, a.softcap);
 
-  attend(ring, w, positions, scales.score);
+  attend(ring, w, positions, scales.score, [](int, typename S::Stored*, bool) {});
   merge_block(block, w, shared, ml_sh, scales.value,
               [&](int row, int col, float m, float l, float2 sum) { leave_result(block, row, col, m, l, sum); });
 }

@@ -315,8 +315,8 @@ struct KeyRing {
     }
     return stages;
   }
-  __device__ __forceinline__ const C* keys_at(int stage) const { return tiles + 2 * stage * S::kTile; }
-  __device__ __forceinline__ const C* values_at(int stage) const { return tiles + (2 * stage + 1) * S::kTile; }
+  __device__ __forceinline__ C* keys_at(int stage) const { return tiles + 2 * stage * S::kTile; }
+  __device__ __forceinline__ C* values_at(int stage) const { return tiles + (2 * stage + 1) * S::kTile; }
 };
 
 }  // namespace fewbit::cuda::attention_decode
