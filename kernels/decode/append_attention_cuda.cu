@@ -2,6 +2,7 @@
 #include "kernels/attention/attention_launch.cuh"
 #include "kernels/decode/append_attention.cuh"
 #include "kernels/decode/append_attention.h"
+#include "kernels/decode/few_keys/few_keys.cuh"
 #include "kernels/model/hadamard.h"
 
 namespace fewbit::cuda {
@@ -64,10 +65,21 @@ void append_attention(Exec& ex, TensorView q, ConstTensorView k, ConstTensorView
       return;
     }
   }
+  if (q.numel() > 0 && few_keys::append_attention(ex, q, k, v, positions, norms, table, cache, args, out)) return;
   cuda::rope_append(ex, q, k, v, positions, norms, table, cache);
   AttentionArgs behind = args;
   behind.behind_append = true;
   cuda::attention_cached(ex, q, positions, cache, behind, out);
+}
+
+void append_attention_paged(Exec& ex, TensorView q, ConstTensorView k, ConstTensorView v, const PagedRows& rows,
+                            const HeadNorms& norms, const RopeTable& table, const KvCache& cache,
+                            const AttentionArgs& args, TensorView out) {
+  if (q.numel() > 0 && few_keys::append_attention_paged(ex, q, k, v, rows, norms, table, cache, args, out)) return;
+  cuda::rope_append_paged(ex, q, k, v, rows, norms, table, cache);
+  AttentionArgs behind = args;
+  behind.behind_append = true;
+  cuda::attention_paged(ex, q, rows, cache, behind, out);
 }
 
 }  // namespace fewbit::cuda
