@@ -7,6 +7,7 @@
 #include <map>
 #include <optional>
 
+#include "kernels/decode/append_attention.h"
 #include "kernels/decode/decode_layers.h"
 #include "kernels/model/norm.h"
 #include "src/core/marlin_layout.h"
@@ -76,8 +77,6 @@ Rooms rooms_of(OpsRun& run, const OpsModel& m, int64_t rows) {
 }
 
 void op_by_op(Exec& ex, const DecodeLayer& l, const DecodeForm& form, const Rooms& r) {
-  AttentionArgs attention = form.attention;
-  attention.behind_append = true;  // as the engine asks for it
   const auto of = [](const DecodeLinear& linear) { return std::get<MarlinView>(linear); };
   const auto add = [&](const Tensor& input, const DecodeLinear& w) {
     const MarlinProduct product{.w = of(w), .y = r.x, .add = true};
@@ -86,8 +85,7 @@ void op_by_op(Exec& ex, const DecodeLayer& l, const DecodeForm& form, const Room
   rms_norm(ex, r.x, l.input_norm, form.eps, 0, r.normed);
   const MarlinProduct qkv[] = {{.w = of(l.q), .y = r.q}, {.w = of(l.k), .y = r.k}, {.w = of(l.v), .y = r.v}};
   marlin_gemms(ex, r.normed, qkv);
-  rope_append(ex, r.q, r.k, r.v, r.positions, {}, form.rope, l.cache);
-  attention_cached(ex, r.q, r.positions, l.cache, attention, r.attended);
+  append_attention(ex, r.q, r.k, r.v, r.positions, {}, form.rope, l.cache, form.attention, r.attended);
   add(r.attended, l.o);
   rms_norm(ex, r.x, l.middle_norm, form.eps, 0, r.normed);
   const MarlinProduct wide[] = {{.w = of(l.gate), .y = r.gate}, {.w = of(l.up), .y = r.up}};

@@ -131,12 +131,10 @@ void append_keys(Exec& ex, ConstTensorView k, ConstTensorView v, const TokenLayo
 }
 
 void append_and_attend(Exec& ex, TensorView q, ConstTensorView k, ConstTensorView v, const HeadNorms& norms,
-                       const RopeTable& table, const TokenLayout& layout, AttentionArgs args, TensorView out) {
-  const RaggedLayout* r = layout.ragged;
-  if (!r) return append_attention(ex, q, k, v, layout.positions, norms, table, *layout.cache, args, out);
-  rope_append_paged(ex, q, k, v, r->rows, norms, table, *r->cache);
-  args.behind_append = true;
-  attend_pages(ex, q, *r, args, out);
+                       const RopeTable& table, const TokenLayout& layout, const AttentionArgs& args, TensorView out) {
+  if (const RaggedLayout* r = layout.ragged)
+    return append_attention_paged(ex, q, k, v, r->rows, norms, table, *r->cache, args, out);
+  append_attention(ex, q, k, v, layout.positions, norms, table, *layout.cache, args, out);
 }
 
 void attend_pages(Exec& ex, ConstTensorView q, const RaggedLayout& r, const AttentionArgs& a, TensorView out) {

@@ -23,11 +23,11 @@ struct RaggedLayout {
 bool goes_by_sequence(const BlockOp&);
 bool run_by_sequence(Exec&, const BlockOp&, const BlockWeights&, const RopeTables&, const TokenLayout&, Activations&);
 // New keys and values to the cache that the layout has; attention over pages; append_attention() over the layout's
-// cache, of pages by its two ops.
+// cache.
 void append_keys(Exec&, ConstTensorView k, ConstTensorView v, const TokenLayout&);
 void attend_pages(Exec&, ConstTensorView q, const RaggedLayout&, const AttentionArgs&, TensorView out);
 void append_and_attend(Exec&, TensorView q, ConstTensorView k, ConstTensorView v, const HeadNorms&, const RopeTable&,
-                       const TokenLayout&, AttentionArgs, TensorView out);
+                       const TokenLayout&, const AttentionArgs&, TensorView out);
 
 // Room for the latents of one sequence of up to `longest` positions in any layer of the model.
 LatentStorage alloc_latent_room(Exec&, const ModelSpec&, KvType, DType compute, int64_t longest);
