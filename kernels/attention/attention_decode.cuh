@@ -64,6 +64,12 @@ __device__ __forceinline__ void attend(KeyRing<S>& ring, typename S::Warp& w, co
   __syncwarp();
 }
 
+template <class S>
+__device__ __forceinline__ void attend(KeyRing<S>& ring, typename S::Warp& w, const int (&positions)[S::kRowGroups][2],
+                                       float score_scale) {
+  attend(ring, w, positions, score_scale, [](int, typename S::Stored*, bool) {});
+}
+
 // Leaves the warp's sums, the O where its own tiles were, for merge_warps().
 template <class S>
 __device__ __forceinline__ void store_warp(const typename S::Warp& w, uint8_t* shared, float* ml_sh,
@@ -157,7 +163,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   if (!job.behind_append) scales = block.read_scales();
   w.finish_queries(scales.score, a.softcap);
 
-  attend(ring, w, positions, scales.score, [](int, typename S::Stored*, bool) {});
+  attend(ring, w, positions, scales.score);
   merge_block(block, w, shared, ml_sh, scales.value,
               [&](int row, int col, float m, float l, float2 sum) { leave_result(block, row, col, m, l, sum); });
 }
