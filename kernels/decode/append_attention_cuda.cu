@@ -16,10 +16,11 @@ bool takes(ConstTensorView q, ConstTensorView k, ConstTensorView v, const RopeTa
          2 * table.inv_freq.numel() <= d && aligned16(k.as<__nv_bfloat16>()) && aligned16(v.as<__nv_bfloat16>());
 }
 
-// The copy engine brings the keys of heads of 128 where there is one that can.
+// The copy engine brings the keys of heads of 128 where there is one that can. A box begins at a multiple of 16 bytes,
+// which are the words of two keys: heads of an odd number of positions would begin between them.
 bool by_boxes(const CudaState& s, const KvCache& cache) {
   const int64_t words = cache.k_scales.numel() / 2;
-  return s.sm90() && tensor_map_encoder() && words < (int64_t{1} << 31) &&
+  return s.sm90() && tensor_map_encoder() && cache.k.shape[2] % 2 == 0 && words < (int64_t{1} << 31) &&
          aligned16(static_cast<const float*>(cache.k_scales.data)) &&
          aligned16(static_cast<const float*>(cache.v_scales.data));
 }
@@ -28,8 +29,7 @@ bool run(CudaState& s, const AttentionSource<__nv_bfloat16, I4Codes>& a, const a
          bool boxes) {
   using namespace append_decode;
   if (!boxes) return launch<PieceConfig>(s, a, fresh);
-  return a.heads <= 4 * a.kv_heads && a.keys % 2 == 0 ? launch<ByteConfig>(s, a, fresh)
-                                                      : launch<BoxConfig>(s, a, fresh);
+  return a.heads <= 4 * a.kv_heads ? launch<ByteConfig>(s, a, fresh) : launch<BoxConfig>(s, a, fresh);
 }
 
 }  // namespace

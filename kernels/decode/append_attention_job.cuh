@@ -14,9 +14,9 @@ using attention_decode::Block;
 using attention_decode::Job;
 using attention_decode::KeyRing;
 
-// Those of attention_decode.cuh. kBoxes: the copy engine brings the keys, in boxes; kPairs:
-// two keys are a row of its maps, so that it asks for whole lines of 128 bytes; kQueries: rows of queries that a warp's
-// lanes read.
+// Those of attention_decode.cuh. kBoxes: the copy engine brings the keys, in boxes, for an even number of positions;
+// kPairs: two keys are a row of its maps, so that it asks for whole lines of 128 bytes; kQueries: rows of queries that
+// a warp's lanes read.
 struct PieceConfig : attention_decode::Config<128, I4Codes, 1> {
   static constexpr bool kBoxes = false, kPairs = false;
   static constexpr int kQueries = 8;
@@ -30,7 +30,7 @@ struct BoxConfig : attention_decode::Config<128, I4Codes, 1> {
   static_assert(kWarpSpace >= static_cast<int>(sizeof(float)) * Base::kRows * Base::kSumStride);
   static constexpr size_t kShared = 1024 + Base::kWarps * kWarpSpace + sizeof(float) * Base::kScales;
 };
-// For up to four query heads of a kv head and an even number of positions.
+// For up to four query heads of a kv head.
 struct ByteConfig : BoxConfig {
   static constexpr bool kPairs = true;
   static constexpr int kQueries = 4;

@@ -1,6 +1,6 @@
 // The ops that a layer is made of, one after another.
 #include "kernels/decode/decode_layers.h"
-#include "kernels/decode/few_experts.h"
+#include "kernels/decode/experts/few_experts.h"
 #include "kernels/model/norm.h"
 #include "kernels/model/route.h"
 #include "kernels/products/bytes/byte_gemms.h"

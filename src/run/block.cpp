@@ -102,16 +102,13 @@ struct Interpreter {
   // Over the cache, which holds the new tokens already, or over k and v where there is none.
   void attend(const Attention& op) const {
     const AttentionArgs args = attention_args(op);
-    if (!layout.ragged && !layout.cache)
-      return attention(ex, act[op.q], act[op.k], act[op.v], layout.seqs, args, act[op.out]);
-    if (!layout.ragged) return attention_cached(ex, act[op.q], layout.positions, *layout.cache, args, act[op.out]);
-    attend_pages(ex, act[op.q], *layout.ragged, args, act[op.out]);
+    if (layout.ragged) return attend_pages(ex, act[op.q], *layout.ragged, args, act[op.out]);
+    if (layout.cache) return attention_cached(ex, act[op.q], layout.positions, *layout.cache, args, act[op.out]);
+    attention(ex, act[op.q], act[op.k], act[op.v], layout.seqs, args, act[op.out]);
   }
   void attend_kivi(const Attention& op) const {
     if (op.own_keys()) kivi_append(ex, act[op.k], act[op.v], layout.positions, *layout.kivi);
-    AttentionArgs args = args_of(op);
-    if (!op.sinks.empty()) args.sinks = weights.vectors.at(op.sinks);
-    kivi_attention(ex, act[op.q], layout.positions, *layout.kivi, args, act[op.out]);
+    kivi_attention(ex, act[op.q], layout.positions, *layout.kivi, attention_args(op), act[op.out]);
   }
   void operator()(const Attention& op) const {
     if (layout.kivi) return attend_kivi(op);

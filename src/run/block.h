@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "kernels/attention/attention.h"
-#include "kernels/decode/few_experts.h"
+#include "kernels/decode/experts/few_experts.h"
 #include "kernels/kivi/kivi_cache.h"
 #include "kernels/model/gated_act.h"
 #include "src/model/model_spec.h"

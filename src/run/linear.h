@@ -56,7 +56,7 @@ struct GgufLinear {
 };
 BlockView view_of(const GgufLinear&);
 // An expert in MXFP4 on a GPU, in tiles (kernels/grids/fp4_tiles.h): few tokens multiply these
-// (kernels/decode/few_experts.h), many its values, which are made for each call.
+// (kernels/decode/experts/few_experts.h), many its values, which are made for each call.
 struct Fp4Linear {
   Tensor tiles{}, bias{};
   int64_t in = 0;

@@ -7,8 +7,8 @@
 #include <optional>
 #include <utility>
 
-#include "kernels/decode/routed_experts.h"
-#include "kernels/decode/router_logits.h"
+#include "kernels/decode/experts/routed_experts.h"
+#include "kernels/decode/experts/router_logits.h"
 #include "kernels/model/cast.h"
 #include "kernels/model/embed.h"
 #include "kernels/model/gated_act.h"

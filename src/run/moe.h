@@ -1,7 +1,7 @@
 #pragma once
 // The mixture of experts on a device: who goes where, and one expert at a time on its own tokens, where the routing is
 // read by the host. A few tokens whose experts are prepared for it leave the routing on the device
-// (kernels/decode/few_experts.h): only so can an op list with a Moe be recorded.
+// (kernels/decode/experts/few_experts.h): only so can an op list with a Moe be recorded.
 #include <functional>
 #include <string>
 #include <vector>

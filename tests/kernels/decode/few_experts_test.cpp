@@ -1,5 +1,5 @@
 // A mixture of experts on a few tokens, on both devices, against sums in double with the roundings of the contract.
-#include "kernels/decode/routed_experts.h"
+#include "kernels/decode/experts/routed_experts.h"
 
 #include <fmt/format.h>
 

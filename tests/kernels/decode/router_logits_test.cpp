@@ -1,5 +1,5 @@
 // The norm and the router's logits of a few tokens, on both devices, against sums in double.
-#include "kernels/decode/router_logits.h"
+#include "kernels/decode/experts/router_logits.h"
 
 #include <cmath>
 

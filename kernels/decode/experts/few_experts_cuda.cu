@@ -2,8 +2,8 @@
 // allocated: a recorded step works in scratch memory.
 #include <algorithm>
 
-#include "kernels/decode/few_experts.h"
-#include "kernels/decode/few_experts_kernels.cuh"
+#include "kernels/decode/experts/few_experts.h"
+#include "kernels/decode/experts/few_experts_kernels.cuh"
 #include "kernels/products/bytes/quantize_rows.cuh"
 
 namespace fewbit::cuda {

@@ -1,7 +1,7 @@
 // A block has a token and an expert: it norms the token for itself, which costs less than a launch that all wait for,
 // and its weights are there before the token is. The block of a token's first expert writes the normed row. The threads
 // of a block and the order of a row's squares are those of rms_norm()'s kernel for rows wider than 1,024 values.
-#include "kernels/decode/router_logits.h"
+#include "kernels/decode/experts/router_logits.h"
 #include "kernels/device/launch.cuh"
 #include "kernels/grids/integer_grid.h"
 #include "kernels/model/norm.cuh"

@@ -18,7 +18,7 @@
 //   value       of a finished sum
 #include <algorithm>
 
-#include "kernels/decode/few_experts_job.cuh"
+#include "kernels/decode/experts/few_experts_job.cuh"
 #include "kernels/device/fp4_codes.cuh"
 #include "kernels/products/marlin/marlin_tile.cuh"
 #include "kernels/products/skinny_formats.cuh"

@@ -4,7 +4,7 @@
 // A block has a tile of the outputs of one active expert, for all tokens that go there: each weight is read once. Its
 // warps share the matrices (gate and up) and parts of k; their sums are added in shared memory, in their order. What
 // the experts answer is added by the last block of a tile of outputs that arrives, in the order of the experts.
-#include "kernels/decode/few_experts_forms.cuh"
+#include "kernels/decode/experts/few_experts_forms.cuh"
 #include "kernels/device/launch.cuh"
 #include "kernels/device/vec.cuh"
 #include "kernels/model/gated_act.cuh"

@@ -5,7 +5,7 @@
 // A block has a tile of 16 outputs of the expert that was chosen i-th. Its warps share the matrices (gate and up) and
 // parts of k as those of few_experts_kernels.cuh do, whose bits these kernels have. All that a block needs beside its
 // weights is there before they are: addresses of all experts in the lanes of a warp, x in shared memory.
-#include "kernels/decode/token_choice.cuh"
+#include "kernels/decode/experts/token_choice.cuh"
 #include "kernels/device/cluster_stores.cuh"
 #include "kernels/device/fp4_codes.cuh"
 #include "kernels/device/launch.cuh"

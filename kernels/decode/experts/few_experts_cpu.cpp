@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "kernels/decode/few_experts.h"
+#include "kernels/decode/experts/few_experts.h"
 #include "kernels/model/add.h"
 #include "kernels/model/cast.h"
 #include "kernels/model/route.h"

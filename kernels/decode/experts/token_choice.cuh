@@ -1,7 +1,7 @@
 #pragma once
 // How a warp chooses the experts of one token as route() does (kernels/model/route.h), for kernels whose blocks all
 // make the choice: lane l has experts l, l + 32, ….
-#include "kernels/decode/few_experts_job.cuh"
+#include "kernels/decode/experts/few_experts_job.cuh"
 #include "kernels/device/logit_order.cuh"
 #include "kernels/device/reduce.cuh"
 

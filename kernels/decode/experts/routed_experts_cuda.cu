@@ -2,8 +2,8 @@
 // token_experts.cuh, which choose for themselves, all else one after the other.
 #include <algorithm>
 
-#include "kernels/decode/routed_experts.h"
-#include "kernels/decode/token_experts.cuh"
+#include "kernels/decode/experts/routed_experts.h"
+#include "kernels/decode/experts/token_experts.cuh"
 #include "kernels/device/vec.cuh"
 
 namespace fewbit::cuda {

@@ -1,5 +1,5 @@
 // The routing, then the experts.
-#include "kernels/decode/routed_experts.h"
+#include "kernels/decode/experts/routed_experts.h"
 
 namespace fewbit::cpu {
 

@@ -1,5 +1,5 @@
 // The norm, then the product.
-#include "kernels/decode/router_logits.h"
+#include "kernels/decode/experts/router_logits.h"
 #include "kernels/model/norm.h"
 
 namespace fewbit::cpu {

@@ -1,12 +1,12 @@
 #pragma once
 // The routing of a mixture of experts and the experts of a few tokens, in as few launches as the device allows.
-#include "kernels/decode/few_experts.h"
+#include "kernels/decode/experts/few_experts.h"
 #include "kernels/model/route.h"
 
 namespace fewbit {
 
 // route(), then few_experts() with what it chose; the same bits.
-//   x, out       [tokens, hidden]   as in kernels/decode/few_experts.h
+//   x, out       [tokens, hidden]   as in kernels/decode/experts/few_experts.h
 //   logits       [tokens, experts]  f32
 //   ids, shares  [tokens, top_k]    i32 and f32: room; what they hold afterwards is not said
 namespace cpu {
