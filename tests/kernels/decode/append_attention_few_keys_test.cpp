@@ -7,7 +7,7 @@
 #include "tests/kernels/op_test.h"
 
 namespace fewbit::test {
-namespace {
+namespace append_few_keys {
 
 struct Case {
   int64_t heads, kv_heads, head_dim, rot, capacity;
@@ -172,5 +172,5 @@ FEWBIT_DEVICE_TEST(AppendAttentionFewKeys, HasTheBitsOfItsOpsOverPages) {
     }
 }
 
-}  // namespace
+}  // namespace append_few_keys
 }  // namespace fewbit::test

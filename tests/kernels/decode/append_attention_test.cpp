@@ -6,7 +6,7 @@
 #include "tests/kernels/op_test.h"
 
 namespace fewbit::test {
-namespace {
+namespace append_and_attend {
 
 struct Case {
   int64_t batch, heads, kv_heads, head_dim, capacity;
@@ -206,5 +206,5 @@ TEST(AppendAttention, CudaSeesNothingPastItsPosition) {
   EXPECT_EQ(first_difference(ex.to_host(out[0]), ex.to_host(out[1])), "");
 }
 
-}  // namespace
+}  // namespace append_and_attend
 }  // namespace fewbit::test
