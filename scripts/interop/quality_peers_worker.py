@@ -7,6 +7,7 @@ import sys
 
 
 def llmcompressor(method, bits, model, ids, out):
+    import torch
     from datasets import Dataset
     from llmcompressor import oneshot
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -18,6 +19,8 @@ def llmcompressor(method, bits, model, ids, out):
     target = {"ignore": ["lm_head"], "targets": ["Linear"]}
     recipe = [GPTQModifier(scheme=f"W{bits}A16", **target)]
     if method == "awq":
+        if not torch.cuda.is_available():  # its search pins memory, which asks for a GPU's driver and changes no number
+            torch.Tensor.pin_memory = lambda tensor, *_: tensor
         recipe = [AWQModifier(), QuantizationModifier(scheme="W4A16_ASYM", **target)]
     oneshot(model=loaded, dataset=rows, recipe=recipe, max_seq_length=ids.shape[1], num_calibration_samples=len(ids))
     loaded.save_pretrained(out, save_compressed=True)
