@@ -44,6 +44,7 @@ constexpr double kQuickSampling = 60;
 
 std::vector<CalibSource> sources_of(const CalibrationArgs& a) {
   std::vector<CalibSource> sources;
+  sources.reserve(a.calib.size());
   for (const std::string& text : a.calib) sources.push_back(calib_source(text));
   if (sources.empty()) sources.push_back({"builtin"});
   return sources;
