@@ -138,10 +138,10 @@ TEST_F(QuantizeOnRanks, StandsForOneRunThatIsRefusedOrFinishedOnce) {
   EXPECT_EQ(again.exit_code, 2) << again.err;
   EXPECT_NE(again.err.find("quantize: rank 0 on "), std::string::npos) << again.err;
   EXPECT_NE(again.err.find("out exists"), std::string::npos) << again.err;
-  // A launcher that ends the others is obeyed at once.
+  // A launcher that ends the others is obeyed at once; its shell may say in a line of its own that it did.
   const ProcessResult alone = run_local_ranks(2, command, 120, dir.path().string());
   EXPECT_EQ(alone.exit_code, 2) << alone.err;
-  EXPECT_EQ(std::count(alone.err.begin(), alone.err.end(), '\n'), 1) << alone.err;
+  EXPECT_LE(std::count(alone.err.begin(), alone.err.end(), '\n'), 2) << alone.err;
   const ProcessResult finished = on(2, command + " --resume");
   EXPECT_EQ(finished.exit_code, 0) << finished.err;
   EXPECT_NE(finished.out.find("is finished"), std::string::npos) << finished.out;
