@@ -109,7 +109,7 @@ template <class S>
 __device__ __forceinline__ void begin_rings(Room<S>& room, const Maps& maps) {
 #ifdef FEWBIT_SM90A
   if constexpr (S::kBoxes) {
-    if (threadIdx.x < 4) asm volatile("prefetch.tensormap [%0];" ::"l"(&maps.k + threadIdx.x));
+    if (threadIdx.x < 4) prefetch_map(&maps.k + threadIdx.x);
     if (threadIdx.x == 0) {
       for (uint64_t& barrier : room.full) barrier_init(&barrier, 1);
       barrier_publish();

@@ -30,4 +30,14 @@ __device__ __forceinline__ uint32_t fp4_pair(uint32_t word, uint32_t factor) {
   return values;
 }
 
+// What a word of output g and one of output g + 8 are to the tensor cores: the operands of two products of 16 outputs
+// by 16 inputs, a lane's.
+__device__ __forceinline__ void fp4_operands(uint32_t (&first)[4], uint32_t (&second)[4], uint32_t low, uint32_t high,
+                                             uint32_t low_factor, uint32_t high_factor) {
+  first[0] = fp4_pair<0>(low, low_factor), first[1] = fp4_pair<0>(high, high_factor);
+  first[2] = fp4_pair<1>(low, low_factor), first[3] = fp4_pair<1>(high, high_factor);
+  second[0] = fp4_pair<2>(low, low_factor), second[1] = fp4_pair<2>(high, high_factor);
+  second[2] = fp4_pair<3>(low, low_factor), second[3] = fp4_pair<3>(high, high_factor);
+}
+
 }  // namespace fewbit::cuda

@@ -40,7 +40,8 @@ Stream::Stream(StateStore& store, const ModelSpec& spec, const Chunks& chunks, D
 
 void Stream::begin_block(const std::vector<BlockOp>& ops) {
   FEWBIT_ASSERT(next_.empty());
-  std::erase_if(stored_, [&](const auto& entry) { return !alive_before(ops, 0, entry.first); });
+  const SlotSet alive = alive_before(ops, 0);
+  std::erase_if(stored_, [&](const auto& entry) { return !alive[static_cast<size_t>(entry.first)]; });
   ops_ = &ops;
   base_ = 0;
   sums_.clear();
@@ -113,10 +114,11 @@ void Stream::load_ahead(int64_t chunk) {
 }
 
 void Stream::save(int64_t chunk, size_t at, size_t to) {
+  const SlotSet alive = alive_before(*ops_, at);
   for (int i = 0; i < kSlots; ++i) {
     const Slot s = static_cast<Slot>(i);
     const TensorView now = activations_[s];
-    if (!now.data || !alive_before(*ops_, at, s)) continue;
+    if (!now.data || !alive[static_cast<size_t>(i)]) continue;
     const auto before = stored_.find(s);
     if (before != stored_.end() && !written_between(base_, at, s)) continue;
     // A chunk's residual stream takes the place of what it was made from, unless that is wanted again.
@@ -128,7 +130,7 @@ void Stream::save(int64_t chunk, size_t at, size_t to) {
   // What was only for the ops in front of the cut goes now and not with all other chunks, or both would be there at
   // once.
   for (auto& [slot, states] : stored_)
-    if (slot != Slot::x && !alive_before(*ops_, at, slot)) states.drop(chunk);
+    if (!alive[static_cast<size_t>(slot)]) states.drop(chunk);
 }
 
 // Stores a slot of the chunk at hand. Memory that no op of this pass writes again is kept as it is, or until it was
@@ -166,7 +168,8 @@ void Stream::moved(size_t cut) {
   next_.clear();
   base_ = cut;
   std::erase_if(sums_, [&](const auto& entry) { return entry.first < cut; });
-  std::erase_if(stored_, [&](const auto& entry) { return !alive_before(*ops_, cut, entry.first); });
+  const SlotSet alive = alive_before(*ops_, cut);
+  std::erase_if(stored_, [&](const auto& entry) { return !alive[static_cast<size_t>(entry.first)]; });
 }
 
 void Stream::let_go() {
@@ -192,9 +195,10 @@ void Stream::allocate_for(size_t index, int64_t rows) {
 }
 
 void Stream::release_after(size_t index) {
-  for (int i = 0; i < kSlots; ++i)
-    if (!alive_before(*ops_, index + 1, static_cast<Slot>(i))) {
-      slots_[static_cast<size_t>(i)].reset();
+  const SlotSet alive = alive_before(*ops_, index + 1);
+  for (size_t i = 0; i < alive.size(); ++i)
+    if (!alive[i]) {
+      slots_[i].reset();
       activations_[static_cast<Slot>(i)] = {};
     }
 }

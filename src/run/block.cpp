@@ -322,7 +322,7 @@ size_t run_rope_append(const Interpreter& in, std::span<const BlockOp> ops) {
   return first + 2;
 }
 
-// The linear whose weights latent attention takes instead of its output.
+// The linear whose weights latent attention takes instead of its output: nothing is to be done.
 size_t run_absorbed(const Interpreter& in, std::span<const BlockOp> ops) {
   const Linears* linears = std::get_if<Linears>(&ops[0]);
   return linears && absorbs_weights(in.layout) && is_absorbed(*linears, ops.subspan(1)) ? 1 : 0;

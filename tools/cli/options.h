@@ -23,10 +23,10 @@ struct Common {
 void add_common(CLI::App& app, Common& common);
 // Of an option: a whole number that is not below `least`; the message names what was found.
 CLI::Validator at_least(int64_t least);
-// Sets the threads and makes the Exec, on several ranks those of this one. Error{device} where a GPU was asked for and
-// none answers.
 // As many threads as --threads says, else a rank's share of the machine's, else all. Before their first use.
 void use_threads(const Common&);
+// Sets the threads and makes the Exec, on several ranks those of this one. Error{device} where a GPU was asked for and
+// none answers.
 Exec make_exec(const Common& common);
 
 // Writes `text` to the --json target, if any. Of several ranks only rank 0 writes and says.

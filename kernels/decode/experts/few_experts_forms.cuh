@@ -162,10 +162,8 @@ struct BlockForm {
     const uint32_t highs[4] = {codes[1].x, codes[1].y, codes[1].z, codes[1].w};
 #pragma unroll
     for (int word = 0; word < 4; ++word) {
-      const uint32_t first[4] = {fp4_pair<0>(lows[word], low_factor), fp4_pair<0>(highs[word], high_factor),
-                                 fp4_pair<1>(lows[word], low_factor), fp4_pair<1>(highs[word], high_factor)};
-      const uint32_t second[4] = {fp4_pair<2>(lows[word], low_factor), fp4_pair<2>(highs[word], high_factor),
-                                  fp4_pair<3>(lows[word], low_factor), fp4_pair<3>(highs[word], high_factor)};
+      uint32_t first[4], second[4];
+      fp4_operands(first, second, lows[word], highs[word], low_factor, high_factor);
 #pragma unroll
       for (int c = 0; c < kRowBlocks; ++c) {
         mma_bf16(sums[c], first, x[c][word].x, x[c][word].y);

@@ -129,10 +129,8 @@ struct Ring {
     for (int word = 0; word < 4; ++word) {
       // All rows of the product have the token's x: what the others make nobody wants.
       const uint4 v = *reinterpret_cast<const uint4*>(x + 16 * word);
-      const uint32_t first[4] = {fp4_pair<0>(lows[word], low_factor), fp4_pair<0>(highs[word], high_factor),
-                                 fp4_pair<1>(lows[word], low_factor), fp4_pair<1>(highs[word], high_factor)};
-      const uint32_t second[4] = {fp4_pair<2>(lows[word], low_factor), fp4_pair<2>(highs[word], high_factor),
-                                  fp4_pair<3>(lows[word], low_factor), fp4_pair<3>(highs[word], high_factor)};
+      uint32_t first[4], second[4];
+      fp4_operands(first, second, lows[word], highs[word], low_factor, high_factor);
       mma_bf16(sums, first, v.x, v.y);
       mma_bf16(sums, second, v.z, v.w);
     }

@@ -40,8 +40,7 @@ class Estimate {
         kind_(o.on_gpu ? Device::cuda : Device::cpu),
         chunks_{
             .windows = o.seq_len > 0 ? o.tokens / o.seq_len : 0, .length = o.seq_len, .at_once = chunk_tokens(kind_)},
-        cross_(has(plan.needs, Needs::cross)),
-        streams_(cross_ ? 2 : 1),
+        streams_(has(plan.needs, Needs::cross) ? 2 : 1),
         curves_(weighs_outputs(plan)),
         gradient_(curves_ ? curvature_tokens(chunks_.windows, chunks_.length, walk_tokens(plan)) * spec_.hidden * elem_
                           : 0),
@@ -228,7 +227,7 @@ class Estimate {
   }
 
   // Sums of an input: the Gram matrix, the cross sums; the Gram matrix of rows that come without the other stream's.
-  int64_t sums_of(int64_t in) const { return in * in * 4 * (plan_.by_half ? 3 : cross_ ? 2 : 1); }
+  int64_t sums_of(int64_t in) const { return in * in * 4 * (streams_ + plan_.by_half); }
   // Of a mixture those of a wave of experts and of the layer; what makes down's inputs is there, or comes with it.
   int64_t largest_sums(const BlockOp& op, const Waves& waves) const {
     const auto* m = std::get_if<Moe>(&op);
@@ -312,7 +311,6 @@ class Estimate {
   int64_t elem_;
   Device::Kind kind_;
   Chunks chunks_;
-  bool cross_;
   int64_t streams_;
   bool curves_;
   int64_t gradient_;  // of the way back, at the end of a block

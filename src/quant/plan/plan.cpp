@@ -21,6 +21,7 @@
 #include "src/quant/plan/source_grid.h"
 #include "src/quant/plan/way_back.h"
 #include "src/quant/rule_match.h"
+#include "src/run/moe.h"
 
 namespace fewbit {
 namespace {
@@ -249,17 +250,13 @@ Needs needs_of(const ModelSpec& spec, const PlannedLinear& p) {
 // Whether half of the chunks will do for the unquantized stream: no target asks for all of them, nor does what looks at
 // that stream besides. An expert sees a few of the tokens, and needs those.
 bool halves_streams(const ModelSpec& spec, const QuantPlan& plan) {
-  if (!has(plan.needs, Needs::cross)) return false;
+  if (!has(plan.needs, Needs::cross) || has_moe(spec)) return false;
   const auto by_half = [](const PlannedLinear& p) {
     const FullRecipe& r = p.recipe;
     const bool compares = !p.layout().empty() && has(r.needs(), Needs::cross);
     return !compares || (r.targets == Targets::half && !r.learns_rounding() && !r.weighs_outputs);
   };
-  if (!std::all_of(plan.linears.begin(), plan.linears.end(), by_half)) return false;
-  for (int64_t layer = 0; layer < spec.layers; ++layer)
-    for (const BlockOp& op : spec.block(layer))
-      if (std::holds_alternative<Moe>(op)) return false;
-  return true;
+  return std::all_of(plan.linears.begin(), plan.linears.end(), by_half);
 }
 
 // True where the sums of the input are more than weights of its features and a measure of the outputs.

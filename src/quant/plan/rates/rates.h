@@ -76,9 +76,9 @@ Rates measure_rates(Exec& ex, const Checkpoint&, const QuantPlan&, const RateOpt
 // the GPU waiting anyway; leaves the pool's threads to that, and begins nothing more when o.budget is over.
 void warm_up(Exec& ex, const Checkpoint&, const QuantPlan&, const RateOptions&);
 
+class Bench;  // rate_probe.h
 // The part of files and of one processor; the memory's and the link's.
 ByteRates measure_files(const Checkpoint&, const QuantPlan&, const RateOptions&);
-class Bench;  // rate_probe.h
 void measure_copies(Bench&, ByteRates&);
 
 }  // namespace fewbit
