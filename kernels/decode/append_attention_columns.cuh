@@ -98,11 +98,6 @@ struct ByteColumns {
   static __device__ __forceinline__ float2 words_of(const float* words, int key) {
     return *reinterpret_cast<const float2*>(words + key * kGroups);
   }
-  static __device__ __forceinline__ void mma_bytes(int (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-  }
 
   __device__ __forceinline__ void scores(Scores& s, const C* k_sh, const float* words) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -122,7 +117,7 @@ struct ByteColumns {
         for (int k = 0; k < 2; ++k) {
           constexpr uint32_t kLow = 0x0f0f0f0fu;
           const uint32_t a[4] = {w[2 * k] & kLow, w[2 * k + 1] & kLow, w[2 * k] >> 4 & kLow, w[2 * k + 1] >> 4 & kLow};
-          mma_bytes(chain[n], a, q[2 * n + k]);
+          mma_u8(chain[n], a, q[2 * n + k][0], q[2 * n + k][1]);
         }
       }
 #pragma unroll

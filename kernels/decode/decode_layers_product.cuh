@@ -4,6 +4,7 @@
 // in decode_layers_bytes.cuh.
 #include "kernels/decode/decode_layers_peer.cuh"
 #include "kernels/decode/decode_layers_pipeline.cuh"
+#include "kernels/device/cluster_stores.cuh"
 #include "kernels/device/flagged_partials.cuh"
 
 namespace fewbit::cuda::decode_step {
@@ -99,16 +100,6 @@ struct PackedConsumer {
     }
   }
 };
-
-// Stores a value to the same place of the shared memory of another block of the cluster, whose barrier expects its
-// bytes.
-__device__ __forceinline__ void send_to_block(int block, float* to, uint64_t* barrier, float value) {
-  asm volatile(
-      "{\n.reg .b32 there, bar;\nmapa.shared::cluster.u32 there, %0, %2;\nmapa.shared::cluster.u32 bar, %1, %2;\n"
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [there], %3, [bar];\n}\n" ::"r"(shared_address(to)),
-      "r"(shared_address(barrier)), "r"(block), "r"(__float_as_uint(value))
-      : "memory");
-}
 
 // The partial sums that the blocks of a cluster send each other through distributed shared memory: two buffers in turn.
 template <class Weights>

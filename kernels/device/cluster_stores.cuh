@@ -12,12 +12,14 @@ __device__ __forceinline__ void cluster_arrive_relaxed() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;\n" ::: "memory");
 }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;\n" ::: "memory"); }
-// Stores a value in shared memory of block `rank`, asynchronously: its four bytes arrive at a barrier there.
-__device__ __forceinline__ void store_in_cluster(uint32_t shared, uint32_t barrier, int rank, float value) {
-  const uint32_t to = address_in_cluster(shared, rank), arrival = address_in_cluster(barrier, rank);
-  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];\n" ::"r"(to),
-               "r"(__float_as_uint(value)), "r"(arrival)
-               : "memory");
+// Stores a value to the same place of the shared memory of another block of the cluster, whose barrier expects its
+// bytes.
+__device__ __forceinline__ void send_to_block(int block, float* to, uint64_t* barrier, float value) {
+  asm volatile(
+      "{\n.reg .b32 there, bar;\nmapa.shared::cluster.u32 there, %0, %2;\nmapa.shared::cluster.u32 bar, %1, %2;\n"
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [there], %3, [bar];\n}\n" ::"r"(shared_address(to)),
+      "r"(shared_address(barrier)), "r"(block), "r"(__float_as_uint(value))
+      : "memory");
 }
 
 #endif

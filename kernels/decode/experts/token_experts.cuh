@@ -278,9 +278,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) down_kernel(const __grid_co
   cluster_wait();
   __syncthreads();
   if (warp != 0) return;
-  if (lane < kOuts)
-    store_in_cluster(shared_address(&answers[slot][o]), shared_address(&answered), 0,
-                     value<kDownParts>(sums_sh, 0, o, biases != 0, bias));
+  if (lane < kOuts) send_to_block(0, &answers[slot][o], &answered, value<kDownParts>(sums_sh, 0, o, biases != 0, bias));
   if (slot != 0) return;
   barrier_await(shared_address(&answered), 0);
   float sum = 0;
